@@ -15,7 +15,8 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,35 @@ def integers_there(values: np.ndarray[Any, Any], dtype: str, row: Library) -> An
     if str(taken.dtype).rpartition(".")[2] != dtype:
         pytest.skip(f"{row.name} holds no {dtype} here")
     return taken
+
+
+def in_threads(work: Callable[[Any], object], arguments: Sequence[Any]) -> None:
+    """Call a function with each argument in a thread of its own, all at the same time; raise what one of them does."""
+    with ThreadPoolExecutor(len(arguments)) as executor:
+        list(executor.map(work, arguments))
+
+
+@contextlib.contextmanager
+def at_most(threads: int) -> Iterator[None]:
+    """Let compiled kernels compute on no more threads for the length of a block; 0 sets no bound."""
+    native = require_native()
+    bound = native.num_threads()
+    native.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        native.set_num_threads(bound)
+
+
+def same_on_threads(counts: Sequence[int], call: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return the result of a call, which must have the same bits whatever the greatest number of threads."""
+    results = []
+    for threads in counts:
+        with at_most(threads):
+            results.append(call())
+    for y in results[1:]:
+        assert_identical(y, results[0])
+    return results[0]
 
 
 @contextlib.contextmanager

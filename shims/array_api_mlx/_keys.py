@@ -137,13 +137,7 @@ def _entry(entry: Any, a: Any, axis: int) -> list[Any]:
 
 
 def within(indices: Any, length: int, axis: int) -> Any:
-    """Return an integer array with indices out of bounds clipped to the nearest valid index.
-
-    Raises
-    ------
-    IndexError
-        If there is no valid index, because the axis is empty.
-    """
+    """Return an integer array with indices out of bounds clipped to the nearest valid index."""
     if not length and indices.size:
         raise IndexError(f"an index array is out of bounds for axis {axis} of length 0")
     low, high = LIMITS[indices.dtype]

@@ -14,13 +14,7 @@ _COMPLETE = cl.command_execution_status.COMPLETE
 
 
 def as_array(function: str, x: Any) -> _objects.Array:
-    """Return an argument of `function` that must be an array.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array.
-    """
+    """Return an argument of `function` that must be an array."""
     if type(x) is _objects.Array:
         return x
     if isinstance(x, pyopencl.array.Array):
@@ -30,6 +24,16 @@ def as_array(function: str, x: Any) -> _objects.Array:
     raise TypeError(f"{function}: an argument is {name_of_type(x)}, expected an array of array_api_pyopencl")
 
 
+def named(function: Any, name: str, qualified: str = "") -> Any:
+    """Return a function that was made for a table, with a name of its own.
+
+    Its frames have the name as well, in tracebacks and for `tensorops.PersistentKernel`, which shows what a step calls.
+    """
+    function.__name__, function.__qualname__ = name, qualified or name
+    function.__code__ = function.__code__.replace(co_name=name, co_qualname=qualified or name)
+    return function
+
+
 def name_of_type(x: object) -> str:
     """Return the name of an argument's type for a message, with its module unless it is a built-in type."""
     kind = type(x)
@@ -37,15 +41,7 @@ def name_of_type(x: object) -> str:
 
 
 def wrap(x: Any) -> _objects.Array:
-    """Return an array that shares the memory and the queue of a `pyopencl.array.Array`.
-
-    Raises
-    ------
-    ValueError
-        If it has no queue, or its elements are not aligned.
-    TypeError
-        If its elements are not of one of the standard's data types.
-    """
+    """Return an array that shares the memory and the queue of a `pyopencl.array.Array`."""
     device = device_of(x)
     key = ("wrap", x.dtype, x.shape, x.strides, x.offset)
     layout = device.plans.get(key)
@@ -58,13 +54,7 @@ def wrap(x: Any) -> _objects.Array:
 
 
 def device_of(x: Any) -> Device:
-    """Return the device that represents the queue of a `pyopencl.array.Array`.
-
-    Raises
-    ------
-    ValueError
-        If it has no queue.
-    """
+    """Return the device that represents the queue of a `pyopencl.array.Array`."""
     if x.queue is None:
         raise ValueError("the pyopencl.array.Array has no queue; attach one with its method with_queue")
     return device_of_queue(x.queue)

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import EllipsisType, ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyopencl as cl
 import pyopencl.array
 
 from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products, _registered
-from array_api_pyopencl._arguments import raw
+from array_api_pyopencl._arguments import named, raw
 from array_api_pyopencl._devices import Device, as_device, default_device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._layout import Layout, Shape
 
-Index = int | slice | EllipsisType | None
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+
+
+_Unary: TypeAlias = "Callable[[Array], Array]"
+_Binary: TypeAlias = "Callable[[Array, Any], Array]"
+
+
+def _unary(name: str, function: str) -> _Unary:
+    def method(self: Array, /) -> Array:
+        return _calls.unary(function, self)
+
+    return named(method, name, f"Array.{name}")  # type: ignore[no-any-return]
+
+
+def _binary(name: str, function: str) -> _Binary:
+    def method(self: Array, other: Any, /) -> Array:
+        return _calls.operator(function, self, other)
+
+    return named(method, name, f"Array.{name}")  # type: ignore[no-any-return]
+
+
+def _three(name: str, function: str) -> tuple[_Binary, _Binary, _Binary]:
+    """Return an operator, its reflection, and the one that changes its left operand."""
+
+    def reflected(self: Array, other: Any, /) -> Array:
+        return _calls.operator(function, other, self)
+
+    def changing(self: Array, other: Any, /) -> Array:
+        return _calls.in_place(function, self, other) if _is_operand(other) else NotImplemented
+
+    others = (named(f, f"__{of}{name}__", f"Array.__{of}{name}__") for of, f in (("r", reflected), ("i", changing)))
+    return _binary(f"__{name}__", function), *others
 
 
 class Array:
@@ -232,143 +262,30 @@ class Array:
 
     # -------------------------------------------------------------------------------------- operators
 
-    def __pos__(self) -> Array:
-        return _calls.unary("positive", self)
+    __abs__ = _unary("__abs__", "abs")
+    __neg__ = _unary("__neg__", "negative")
+    __pos__ = _unary("__pos__", "positive")
+    __invert__ = _unary("__invert__", "bitwise_invert")
 
-    def __neg__(self) -> Array:
-        return _calls.unary("negative", self)
+    __eq__ = _binary("__eq__", "equal")  # type: ignore[assignment]
+    __ne__ = _binary("__ne__", "not_equal")  # type: ignore[assignment]
+    __lt__ = _binary("__lt__", "less")
+    __le__ = _binary("__le__", "less_equal")
+    __gt__ = _binary("__gt__", "greater")
+    __ge__ = _binary("__ge__", "greater_equal")
 
-    def __abs__(self) -> Array:
-        return _calls.unary("abs", self)
-
-    def __invert__(self) -> Array:
-        return _calls.unary("bitwise_invert", self)
-
-    def __eq__(self, other: Any, /) -> Array:  # type: ignore[override]
-        return _calls.operator("equal", self, other)
-
-    def __ne__(self, other: Any, /) -> Array:  # type: ignore[override]
-        return _calls.operator("not_equal", self, other)
-
-    def __lt__(self, other: Any, /) -> Any:
-        return _calls.operator("less", self, other)
-
-    def __le__(self, other: Any, /) -> Any:
-        return _calls.operator("less_equal", self, other)
-
-    def __gt__(self, other: Any, /) -> Any:
-        return _calls.operator("greater", self, other)
-
-    def __ge__(self, other: Any, /) -> Any:
-        return _calls.operator("greater_equal", self, other)
-
-    def __add__(self, other: Any, /) -> Any:
-        return _calls.operator("add", self, other)
-
-    def __radd__(self, other: Any, /) -> Any:
-        return _calls.operator("add", other, self)
-
-    def __iadd__(self, other: Any, /) -> Array:
-        return _calls.in_place("add", self, other) if _is_operand(other) else NotImplemented
-
-    def __sub__(self, other: Any, /) -> Any:
-        return _calls.operator("subtract", self, other)
-
-    def __rsub__(self, other: Any, /) -> Any:
-        return _calls.operator("subtract", other, self)
-
-    def __isub__(self, other: Any, /) -> Array:
-        return _calls.in_place("subtract", self, other) if _is_operand(other) else NotImplemented
-
-    def __mul__(self, other: Any, /) -> Any:
-        return _calls.operator("multiply", self, other)
-
-    def __rmul__(self, other: Any, /) -> Any:
-        return _calls.operator("multiply", other, self)
-
-    def __imul__(self, other: Any, /) -> Array:
-        return _calls.in_place("multiply", self, other) if _is_operand(other) else NotImplemented
-
-    def __truediv__(self, other: Any, /) -> Any:
-        return _calls.operator("divide", self, other)
-
-    def __rtruediv__(self, other: Any, /) -> Any:
-        return _calls.operator("divide", other, self)
-
-    def __itruediv__(self, other: Any, /) -> Array:
-        return _calls.in_place("divide", self, other) if _is_operand(other) else NotImplemented
-
-    def __floordiv__(self, other: Any, /) -> Any:
-        return _calls.operator("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any, /) -> Any:
-        return _calls.operator("floor_divide", other, self)
-
-    def __ifloordiv__(self, other: Any, /) -> Array:
-        return _calls.in_place("floor_divide", self, other) if _is_operand(other) else NotImplemented
-
-    def __mod__(self, other: Any, /) -> Any:
-        return _calls.operator("remainder", self, other)
-
-    def __rmod__(self, other: Any, /) -> Any:
-        return _calls.operator("remainder", other, self)
-
-    def __imod__(self, other: Any, /) -> Array:
-        return _calls.in_place("remainder", self, other) if _is_operand(other) else NotImplemented
-
-    def __pow__(self, other: Any, /) -> Any:
-        return _calls.operator("pow", self, other)
-
-    def __rpow__(self, other: Any, /) -> Any:
-        return _calls.operator("pow", other, self)
-
-    def __ipow__(self, other: Any, /) -> Array:
-        return _calls.in_place("pow", self, other) if _is_operand(other) else NotImplemented
-
-    def __and__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_and", self, other)
-
-    def __rand__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_and", other, self)
-
-    def __iand__(self, other: Any, /) -> Array:
-        return _calls.in_place("bitwise_and", self, other) if _is_operand(other) else NotImplemented
-
-    def __or__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_or", self, other)
-
-    def __ror__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_or", other, self)
-
-    def __ior__(self, other: Any, /) -> Array:
-        return _calls.in_place("bitwise_or", self, other) if _is_operand(other) else NotImplemented
-
-    def __xor__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_xor", other, self)
-
-    def __ixor__(self, other: Any, /) -> Array:
-        return _calls.in_place("bitwise_xor", self, other) if _is_operand(other) else NotImplemented
-
-    def __lshift__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_left_shift", self, other)
-
-    def __rlshift__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_left_shift", other, self)
-
-    def __ilshift__(self, other: Any, /) -> Array:
-        return _calls.in_place("bitwise_left_shift", self, other) if _is_operand(other) else NotImplemented
-
-    def __rshift__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_right_shift", self, other)
-
-    def __rrshift__(self, other: Any, /) -> Any:
-        return _calls.operator("bitwise_right_shift", other, self)
-
-    def __irshift__(self, other: Any, /) -> Array:
-        return _calls.in_place("bitwise_right_shift", self, other) if _is_operand(other) else NotImplemented
+    __add__, __radd__, __iadd__ = _three("add", "add")
+    __sub__, __rsub__, __isub__ = _three("sub", "subtract")
+    __mul__, __rmul__, __imul__ = _three("mul", "multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _three("truediv", "divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _three("floordiv", "floor_divide")
+    __mod__, __rmod__, __imod__ = _three("mod", "remainder")
+    __pow__, __rpow__, __ipow__ = _three("pow", "pow")
+    __and__, __rand__, __iand__ = _three("and", "bitwise_and")
+    __or__, __ror__, __ior__ = _three("or", "bitwise_or")
+    __xor__, __rxor__, __ixor__ = _three("xor", "bitwise_xor")
+    __lshift__, __rlshift__, __ilshift__ = _three("lshift", "bitwise_left_shift")
+    __rshift__, __rrshift__, __irshift__ = _three("rshift", "bitwise_right_shift")
 
     def __matmul__(self, other: Any, /) -> Array:
         return _products.matmul(self, other) if isinstance(other, _ARRAYS) else _calls.not_an_operand("matmul", other)

@@ -65,13 +65,7 @@ def _unary_plan(name: str, device: Device, x: Layout) -> Plan:
 
 
 def binary(name: str, x1: Any, x2: Any) -> _objects.Array:
-    """Compute a function of two arrays, or of an array and a Python scalar.
-
-    Raises
-    ------
-    TypeError
-        If the arguments are neither, or the function is not defined for them.
-    """
+    """Compute a function of two arrays, or of an array and a Python scalar."""
     result = operator(name, x1, x2)
     return compute(name, (x1, x2)) if result is NotImplemented else result
 
@@ -121,11 +115,6 @@ def not_an_operand(name: str, *operands: Any) -> Any:
 
     Otherwise Python's error would be less clear, the other library might move it silently, and ``==`` would return
     False.
-
-    Raises
-    ------
-    TypeError
-        If an operand is an array of another library.
     """
     for x in operands:
         if hasattr(x, "__dlpack__") and not isinstance(x, _objects.Array):
@@ -190,13 +179,6 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
 
     A device that records goes before the one that it stands for.
     An array on another queue of the same context is copied to this one's queue.
-
-    Raises
-    ------
-    TypeError
-        If there is no array among the operands, or something that is neither an array nor a scalar.
-    ValueError
-        If two of the arrays are of different contexts.
     """
     operands = tuple(wrap(x) if isinstance(x, pyopencl.array.Array) else x for x in operands)
     devices = [x._device for x in operands if isinstance(x, _objects.Array)]
@@ -242,13 +224,7 @@ def copy_between_queues(buffer: Any, source: Device, target: Device) -> Any:
 
 
 def in_place(name: str, x: Any, other: Any) -> _objects.Array:
-    """Compute ``x = name(x, other)`` into the memory of `x`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the result is of another type, or of another shape.
-    """
+    """Compute ``x = name(x, other)`` into the memory of `x`."""
     device, operands = meet(name, x, other)
     device.before_write(x._buffer)
     dtype = result_dtype(name, meeting_dtype(name, device, common_dtype(operands)))

@@ -39,13 +39,7 @@ def _ordinal(device: Device) -> int:
 
 
 def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
-    """Return the capsule, after waiting for the values.
-
-    Raises
-    ------
-    BufferError
-        If the memory is not host memory and no copy in host memory was requested.
-    """
+    """Return the capsule, after waiting for the values."""
     if stream is not None:
         raise ValueError("__dlpack__ does not accept a stream: the values are computed when it returns")
     where = device_of(x) if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
@@ -88,13 +82,7 @@ def host_view(x: Any) -> np.ndarray[Any, Any]:
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Return any object with ``__dlpack__`` as a NumPy array in host memory.
-
-    Raises
-    ------
-    TypeError
-        If NumPy does not know its data type.
-    """
+    """Return any object with ``__dlpack__`` as a NumPy array in host memory."""
     try:
         return np.from_dlpack(x) if x.__dlpack_device__()[0] == CPU else np.from_dlpack(x, device="cpu")
     except RuntimeError as error:

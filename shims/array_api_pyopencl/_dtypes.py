@@ -73,11 +73,6 @@ def as_dtype(dtype: Any) -> DType:
     """Return `dtype` as a dtype object, if it is one of the standard's types in native byte order.
 
     Python's `bool` and `int` mean their default types; `Device.as_dtype` also accepts `float` and `complex`.
-
-    Raises
-    ------
-    TypeError
-        If it is anything else.
     """
     if isinstance(dtype, type):
         if issubclass(dtype, np.generic):
@@ -110,13 +105,7 @@ _promoted: dict[tuple[DType, DType], DType] = {}
 
 
 def promote(a: DType, b: DType) -> DType:
-    """Return the type to which two types promote, by the standard's table.
-
-    Raises
-    ------
-    TypeError
-        If the table has no entry for them, for example for an integer and a floating-point type.
-    """
+    """Return the type to which two types promote, by the standard's table."""
     if a is b:
         return a
     found = _promoted.get((a, b))
@@ -137,15 +126,7 @@ def _promote(a: DType, b: DType) -> DType:
 
 
 def require_scalar_fits(scalar: Any, dtype: DType) -> DType:
-    """Return the common type of a Python scalar and an array of type `dtype`.
-
-    Raises
-    ------
-    TypeError
-        If the scalar's kind is above that of `dtype`.
-    OverflowError
-        If it is an integer that `dtype` cannot hold.
-    """
+    """Return the common type of a Python scalar and an array of type `dtype`."""
     kind = dtype.kind
     if scalar is True or scalar is False:
         if kind == "b":

@@ -113,13 +113,7 @@ EXPRESSIONS: dict[str, dict[str, str]] = {
 
 
 def expression(name: str, dtype: DType) -> str:
-    """Return the expression that `name` computes for operands of `dtype`.
-
-    Raises
-    ------
-    TypeError
-        If it is not defined for that type.
-    """
+    """Return the expression that `name` computes for operands of `dtype`."""
     text = EXPRESSIONS[name].get(dtype.kind)
     if text is None:
         raise TypeError(f"{name} is not defined for {dtype.name}")

@@ -49,6 +49,3 @@ def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
     )
     view = x._view(around, strides)
     return _indexing.gather_along(view, offsets)
-
-
-__all__ = ["take", "take_along_axis"]

@@ -81,13 +81,7 @@ def _is_contiguous(shape: Shape, strides: Shape) -> bool:
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """Return the shape to which all of `shapes` broadcast.
-
-    Raises
-    ------
-    ValueError
-        If they do not broadcast.
-    """
+    """Return the shape to which all of `shapes` broadcast."""
     first = shapes[0] if shapes else ()
     if all(s == first for s in shapes):
         return first
@@ -127,13 +121,7 @@ def collapse(shape: Shape, *strides: Shape) -> tuple[list[int], list[list[int]]]
 
 
 def normalize_axis(axis: Any, ndim: int) -> int:
-    """Return `axis` counted from the front.
-
-    Raises
-    ------
-    IndexError
-        If there is no such axis.
-    """
+    """Return `axis` counted from the front."""
     index = operator.index(axis)
     if not -ndim <= index < ndim:
         raise IndexError(f"axis {index} is out of bounds for an array of {ndim} dimensions")
@@ -152,13 +140,7 @@ def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def as_shape(shape: Any) -> Shape:
-    """Return a shape given as an integer or a sequence of integers.
-
-    Raises
-    ------
-    ValueError
-        If a length is negative.
-    """
+    """Return a shape given as an integer or a sequence of integers."""
     lengths = tuple(map(operator.index, shape)) if isinstance(shape, tuple | list) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape {shape} has a negative length")

@@ -72,6 +72,3 @@ def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Sequence[int], Seque
     a = reshape(permute_dims(x1, free1 + first), (math.prod(x1.shape[i] for i in free1), inner))
     b = reshape(permute_dims(x2, second + free2), (inner, math.prod(x2.shape[i] for i in free2)))
     return reshape(_products.product("tensordot", a, b), shape)
-
-
-__all__ = ["matmul", "matrix_transpose", "tensordot", "vecdot"]

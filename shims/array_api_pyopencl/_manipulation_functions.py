@@ -260,22 +260,3 @@ def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
     x = as_array("unstack", x)
     axis = _layout.normalize_axis(axis, x.ndim)
     return tuple(_indexing.basic(x, (slice(None),) * axis + (i,)) for i in range(x.shape[axis]))
-
-
-__all__ = [
-    "broadcast_arrays",
-    "broadcast_shapes",
-    "broadcast_to",
-    "concat",
-    "expand_dims",
-    "flip",
-    "moveaxis",
-    "permute_dims",
-    "repeat",
-    "reshape",
-    "roll",
-    "squeeze",
-    "stack",
-    "tile",
-    "unstack",
-]

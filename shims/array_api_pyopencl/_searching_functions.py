@@ -134,6 +134,3 @@ def _where_plan(condition: Array, x1: Any, x2: Any) -> Plan:
     sides = [x._layout if isinstance(x, Array) else Value(dtype) for x in (condition, x1, x2)]
     launch = _launch.elementwise(device, "a ? b : c", dtype, out, sides, [_dtypes.bool, dtype, dtype])
     return Plan(launch, out, _launch.packer(dtype))
-
-
-__all__ = ["argmax", "argmin", "count_nonzero", "nonzero", "searchsorted", "where"]

@@ -109,6 +109,3 @@ def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     places = _calls.compute("minimum", (searchsorted(ordered, x1), ordered.size - 1))
     nearest = _indexing.gather(ordered, places, (), ())
     return _calls.binary("not_equal" if invert else "equal", nearest, x1)
-
-
-__all__ = ["isin", "unique_all", "unique_counts", "unique_inverse", "unique_values"]

@@ -156,6 +156,3 @@ __kernel void merge(__global const {t}* keys, {only("__global const long* positi
   }}
 }}
 """
-
-
-__all__ = ["argsort", "sort"]

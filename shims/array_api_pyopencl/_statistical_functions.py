@@ -137,6 +137,3 @@ def _cumulative(op: str, name: str, x: Array, axis: int | None, dtype: Any, incl
             raise ValueError(f"{name}: axis must be given for an array of {x.ndim} dimensions")
         axis = 0
     return scan(op, x, _layout.normalize_axis(axis, x.ndim), dtype, include_initial)
-
-
-__all__ = ["cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var"]

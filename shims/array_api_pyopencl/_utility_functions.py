@@ -39,6 +39,3 @@ def diff(
     for _ in range(n):
         x = _calls.binary("subtract", x[(*lead, slice(1, None))], x[(*lead, slice(None, -1))])
     return x
-
-
-__all__ = ["all", "any", "diff"]

@@ -5,13 +5,13 @@ See `array_api_pyopencl.host_functions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from array_api_pyopencl import _dtypes, _host
-from array_api_pyopencl._arguments import as_array
+from array_api_pyopencl._arguments import as_array, named
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import asarray
 from array_api_pyopencl._devices import as_device
@@ -22,76 +22,56 @@ from array_api_pyopencl._manipulation_functions import roll
 Norm = Literal["backward", "ortho", "forward"]
 
 
-def _transform(name: str, function: Callable[..., Any], x: Array, kinds: str, real: bool, **options: Any) -> Array:
+def _transform(name: str, x: Array, kinds: str, real: bool, **options: Any) -> Array:
     x = as_array(name, x)
     if x.dtype.kind not in kinds:
         raise TypeError(f"{name} is not defined for {x.dtype.name}")
     if options["norm"] not in ("backward", "ortho", "forward"):
         raise ValueError(f"{name}: norm is {options['norm']!r}, expected 'backward', 'ortho' or 'forward'")
     dtype = _dtypes.real_of(x.dtype) if real else _dtypes.complex_of(x.dtype)
+    function = getattr(np.fft, name)
     return _host.run(f"fft.{name}", lambda a: function(a, **options).astype(dtype), x)  # type: ignore[no-any-return]
 
 
-def fft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the discrete Fourier transform along an axis. Computed on the host."""
-    return _transform("fft", np.fft.fft, x, "fc", False, n=n, axis=axis, norm=norm)
+class _AlongAxis(Protocol):
+    def __call__(self, x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array: ...
 
 
-def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the inverse of `fft`. Computed on the host."""
-    return _transform("ifft", np.fft.ifft, x, "fc", False, n=n, axis=axis, norm=norm)
+class _AlongAxes(Protocol):
+    def __call__(
+        self, x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
+    ) -> Array: ...
 
 
-def rfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the non-redundant half of `fft` of real numbers. Computed on the host."""
-    return _transform("rfft", np.fft.rfft, x, "f", False, n=n, axis=axis, norm=norm)
+def _along_axis(name: str, does: str, *, kinds: str = "fc", real: bool = False) -> _AlongAxis:
+    def call(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
+        return _transform(name, x, kinds, real, n=n, axis=axis, norm=norm)
+
+    call.__doc__ = f"{does} Computed on the host."
+    return named(call, name)  # type: ignore[no-any-return]
 
 
-def irfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the inverse of `rfft`. Computed on the host."""
-    return _transform("irfft", np.fft.irfft, x, "fc", True, n=n, axis=axis, norm=norm)
+def _along_axes(name: str, does: str, *, kinds: str = "fc", real: bool = False) -> _AlongAxes:
+    def call(
+        x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
+    ) -> Array:
+        axes = range(-len(s), 0) if axes is None and s is not None else axes
+        return _transform(name, x, kinds, real, s=s, axes=axes, norm=norm)
+
+    call.__doc__ = f"{does} Computed on the host."
+    return named(call, name)  # type: ignore[no-any-return]
 
 
-def hfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the real transform of a signal with Hermitian symmetry. Computed on the host."""
-    return _transform("hfft", np.fft.hfft, x, "fc", True, n=n, axis=axis, norm=norm)
-
-
-def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the inverse of `hfft`. Computed on the host."""
-    return _transform("ihfft", np.fft.ihfft, x, "f", False, n=n, axis=axis, norm=norm)
-
-
-def fftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
-) -> Array:
-    """Return the discrete Fourier transform along axes. Computed on the host."""
-    axes = range(-len(s), 0) if axes is None and s is not None else axes
-    return _transform("fftn", np.fft.fftn, x, "fc", False, s=s, axes=axes, norm=norm)
-
-
-def ifftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
-) -> Array:
-    """Return the inverse of `fftn`. Computed on the host."""
-    axes = range(-len(s), 0) if axes is None and s is not None else axes
-    return _transform("ifftn", np.fft.ifftn, x, "fc", False, s=s, axes=axes, norm=norm)
-
-
-def rfftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
-) -> Array:
-    """Return the non-redundant half of `fftn` of real numbers. Computed on the host."""
-    axes = range(-len(s), 0) if axes is None and s is not None else axes
-    return _transform("rfftn", np.fft.rfftn, x, "f", False, s=s, axes=axes, norm=norm)
-
-
-def irfftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
-) -> Array:
-    """Return the inverse of `rfftn`. Computed on the host."""
-    axes = range(-len(s), 0) if axes is None and s is not None else axes
-    return _transform("irfftn", np.fft.irfftn, x, "fc", True, s=s, axes=axes, norm=norm)
+fft = _along_axis("fft", "Return the discrete Fourier transform along an axis.")
+ifft = _along_axis("ifft", "Return the inverse of `fft`.")
+rfft = _along_axis("rfft", "Return the non-redundant half of `fft` of real numbers.", kinds="f")
+irfft = _along_axis("irfft", "Return the inverse of `rfft`.", real=True)
+hfft = _along_axis("hfft", "Return the real transform of a signal with Hermitian symmetry.", real=True)
+ihfft = _along_axis("ihfft", "Return the inverse of `hfft`.", kinds="f")
+fftn = _along_axes("fftn", "Return the discrete Fourier transform along axes.")
+ifftn = _along_axes("ifftn", "Return the inverse of `fftn`.")
+rfftn = _along_axes("rfftn", "Return the non-redundant half of `fftn` of real numbers.", kinds="f")
+irfftn = _along_axes("irfftn", "Return the inverse of `rfftn`.", real=True)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: DType | None = None, device: Any = None) -> Array:

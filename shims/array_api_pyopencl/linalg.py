@@ -64,11 +64,13 @@ class SVDResult(NamedTuple):
     Vh: Array
 
 
-def _require_matrices(name: str, x: Array, *, square: bool = False) -> None:
+def _matrices(name: str, x: Array, *, square: bool = False) -> Array:
+    x = as_array(name, x)
     if x.dtype.kind not in "fc":
         raise TypeError(f"{name} is not defined for {x.dtype.name}; convert it to a floating-point type")
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
         raise ValueError(f"{name}: expected {'square ' if square else ''}matrices, not an array of shape {x.shape}")
+    return x
 
 
 def _solved(name: str, function: Any, *arrays: Array, **options: Any) -> Any:
@@ -86,8 +88,7 @@ def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     ValueError
         If a matrix is not positive definite.
     """
-    x = as_array("cholesky", x)
-    _require_matrices("cholesky", x, square=True)
+    x = _matrices("cholesky", x, square=True)
     return _solved("cholesky", np.linalg.cholesky, x, upper=upper)  # type: ignore[no-any-return]
 
 
@@ -114,8 +115,7 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
 
 def det(x: Array, /) -> Array:
     """Return the determinants of square matrices. Computed on the host."""
-    x = as_array("det", x)
-    _require_matrices("det", x, square=True)
+    x = _matrices("det", x, square=True)
     return _solved("det", np.linalg.det, x)  # type: ignore[no-any-return]
 
 
@@ -134,30 +134,26 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
 
 def eigh(x: Array, /) -> EighResult:
     """Return the eigenvalues and eigenvectors of symmetric or Hermitian matrices. Computed on the host."""
-    x = as_array("eigh", x)
-    _require_matrices("eigh", x, square=True)
+    x = _matrices("eigh", x, square=True)
     return EighResult(*_solved("eigh", lambda a: tuple(np.linalg.eigh(a)), x))
 
 
 def eigvalsh(x: Array, /) -> Array:
     """Return the eigenvalues of symmetric or Hermitian matrices. Computed on the host."""
-    x = as_array("eigvalsh", x)
-    _require_matrices("eigvalsh", x, square=True)
+    x = _matrices("eigvalsh", x, square=True)
     return _solved("eigvalsh", np.linalg.eigvalsh, x)  # type: ignore[no-any-return]
 
 
 def eig(x: Array, /) -> EigResult:
     """Return the complex eigenvalues and eigenvectors of square matrices. Computed on the host."""
-    x = as_array("eig", x)
-    _require_matrices("eig", x, square=True)
+    x = _matrices("eig", x, square=True)
     dtype = _dtypes.complex_of(x.dtype)
     return EigResult(*_solved("eig", lambda a: tuple(y.astype(dtype) for y in np.linalg.eig(a)), x))
 
 
 def eigvals(x: Array, /) -> Array:
     """Return the complex eigenvalues of square matrices. Computed on the host."""
-    x = as_array("eigvals", x)
-    _require_matrices("eigvals", x, square=True)
+    x = _matrices("eigvals", x, square=True)
     dtype = _dtypes.complex_of(x.dtype)
     return _solved("eigvals", lambda a: np.linalg.eigvals(a).astype(dtype), x)  # type: ignore[no-any-return]
 
@@ -170,15 +166,13 @@ def inv(x: Array, /) -> Array:
     ValueError
         If a matrix is singular.
     """
-    x = as_array("inv", x)
-    _require_matrices("inv", x, square=True)
+    x = _matrices("inv", x, square=True)
     return _solved("inv", np.linalg.inv, x)  # type: ignore[no-any-return]
 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:  # noqa: A002
     """Return norms of matrices. The orders ``"nuc"``, 2 and -2 use singular values, computed on the host."""
-    x = as_array("matrix_norm", x)
-    _require_matrices("matrix_norm", x)
+    x = _matrices("matrix_norm", x)
     if ord in ("nuc", 2, -2):
 
         def of_singular_values(a: Any) -> Any:
@@ -199,8 +193,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
 
 def matrix_power(x: Array, n: int, /) -> Array:
     """Return powers of square matrices, by repeated squaring on the device; negative powers use `inv`."""
-    x = as_array("matrix_power", x)
-    _require_matrices("matrix_power", x, square=True)
+    x = _matrices("matrix_power", x, square=True)
     if n < 0:
         x, n = inv(x), -n
     identity = eye(x.shape[-1], dtype=x.dtype, device=x.device)
@@ -215,8 +208,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
 
 def matrix_rank(x: Array, /, *, rtol: float | Array | None = None) -> Array:
     """Return the number of singular values above `rtol` times the largest, for matrices. Computed on the host."""
-    x = as_array("matrix_rank", x)
-    _require_matrices("matrix_rank", x)
+    x = _matrices("matrix_rank", x)
 
     def rank(a: Any, tolerance: Any = rtol) -> Any:
         s = np.linalg.svd(a, compute_uv=False)
@@ -240,8 +232,7 @@ def outer(x1: Array, x2: Array, /) -> Array:
 
 def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
     """Return the pseudo-inverses of matrices. Computed on the host."""
-    x = as_array("pinv", x)
-    _require_matrices("pinv", x)
+    x = _matrices("pinv", x)
     if rtol is None:
         rtol = max(x.shape[-2:]) * float(np.finfo(_dtypes.real_of(x.dtype)).eps)
     if isinstance(rtol, Array):
@@ -251,8 +242,7 @@ def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
 
 def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Return the QR decomposition of matrices. Computed on the host."""
-    x = as_array("qr", x)
-    _require_matrices("qr", x)
+    x = _matrices("qr", x)
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
     return QRResult(*_solved("qr", lambda a: tuple(np.linalg.qr(a, mode=mode)), x))
@@ -260,8 +250,7 @@ def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRRe
 
 def slogdet(x: Array, /) -> SlogdetResult:
     """Return the signs of determinants and the logarithms of their absolute values. Computed on the host."""
-    x = as_array("slogdet", x)
-    _require_matrices("slogdet", x, square=True)
+    x = _matrices("slogdet", x, square=True)
     return SlogdetResult(*_solved("slogdet", lambda a: tuple(np.linalg.slogdet(a)), x))
 
 
@@ -274,7 +263,7 @@ def solve(x1: Array, x2: Array, /) -> Array:
         If a matrix is singular, or the shapes do not match.
     """
     _, (x1, x2) = _calls.meet("solve", as_array("solve", x1), as_array("solve", x2))
-    _require_matrices("solve", x1, square=True)
+    _matrices("solve", x1, square=True)
     if x2.shape[-2 if x2.ndim > 1 else -1 :][:1] != x1.shape[-1:]:
         raise ValueError(f"solve: x2 has shape {x2.shape}, which does not match x1 of shape {x1.shape}")
     dtype = _dtypes.promote(x1.dtype, x2.dtype)
@@ -288,15 +277,13 @@ def solve(x1: Array, x2: Array, /) -> Array:
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     """Return the singular value decomposition of matrices. Computed on the host."""
-    x = as_array("svd", x)
-    _require_matrices("svd", x)
+    x = _matrices("svd", x)
     return SVDResult(*_solved("svd", lambda a: tuple(np.linalg.svd(a, full_matrices=full_matrices)), x))
 
 
 def svdvals(x: Array, /) -> Array:
     """Return the singular values of matrices. Computed on the host."""
-    x = as_array("svdvals", x)
-    _require_matrices("svdvals", x)
+    x = _matrices("svdvals", x)
     return _solved("svdvals", lambda a: np.linalg.svd(a, compute_uv=False), x)  # type: ignore[no-any-return]
 
 

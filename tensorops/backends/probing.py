@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,22 +29,13 @@ from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-    from pathlib import Path
 
 SECONDS = 60.0
 """How long a backend may take in a separate process, including the import of a large library from a slow disk."""
 
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tensorops.backends.probing import answer; answer(*sys.argv[2:])"
-)
 PLUGIN_SECONDS = 20.0
 """How long a plug-in may take to load in a separate process; its array library is only loaded when it is tried."""
 
-_PLUGIN = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tensorops.backends.probing import load_plugin; load_plugin(*sys.argv[2:])"
-)
 REQUIREMENTS = ("array_api_compat", "ml_dtypes", "opt_einsum")
 """Packages that tensorops needs, besides NumPy; a source tree without an installation may lack them."""
 
@@ -271,78 +262,77 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
     import tempfile
     from pathlib import Path
 
-    if not sys.executable or getattr(sys, "frozen", False):
-        return None
     options = (configured or process.configuration).devices.get(backend.name, {})
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
-        answer_file, complaints = Path(folder, "answer"), Path(folder, "complaints")
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        owner = plugins.get(backend.name, "")
-        arguments = [json.dumps(path), owner, backend.name, json.dumps(options, default=str), str(answer_file)]
-        status = _run([sys.executable, "-W", "ignore", "-c", _CHILD, *arguments], complaints, SECONDS)
+        answer_file = Path(folder, "answer")
+        arguments = (plugins.get(backend.name, ""), backend.name, json.dumps(options, default=str), str(answer_file))
+        status, end = _run("from tensorops.backends.probing import answer; answer(*arguments)", arguments, SECONDS)
         if status is None or status == _UNKNOWN:
             return None
         with_what = _what_is_tried(backend)
         if status == _NO_ANSWER:
-            return Probe(f"{with_what} gave no answer within {SECONDS:g} seconds", backend.remedy)
+            return Probe(f"{with_what} {end}", backend.remedy)
         if status or not answer_file.exists():
-            return Probe(f"a process {with_what} {_end_of(status, complaints)}", backend.remedy)
+            return Probe(f"a process {with_what} {end}", backend.remedy)
         said_so = json.loads(answer_file.read_text(encoding="utf-8"))
     verified = said_so.pop("verified")
     return Probe(**said_so, verified=verified and datetime.fromisoformat(verified))
 
 
 def end_elsewhere(code: str, *arguments: str, seconds: float) -> str:
-    """Run Python code, which has `arguments`, in a separate process; return a sentence on how it failed.
+    """Run Python code, which has `arguments`, in a separate process; return a phrase on how it failed.
 
     The string is empty if it ended well, and if there is no such process.
     """
+    unset = {name for name in os.environ if name.startswith("TENSOROPS_")} - {CONFIG}  # whatever is configured
+    status, end = _run(code, arguments, seconds, unset)
+    return end if status else ""
+
+
+def _run(code: str, arguments: Sequence[str], seconds: float, unset: Set[str] = frozenset()) -> tuple[int | None, str]:
+    """Run Python code, which has `arguments`, in a separate process.
+
+    Returns its exit status, ``None`` if it cannot be started, and how it ended, with its last line of output.
+    """
+    import contextlib
     import json
+    import subprocess
     import tempfile
     from pathlib import Path
 
     if not sys.executable or getattr(sys, "frozen", False):
-        return ""
+        return None, ""
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    program = f"import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); {code}"
+    environment = {name: value for name, value in _environment().items() if name not in unset}
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
         complaints = Path(folder, "complaints")
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        program = f"import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); {code}"
-        command = [sys.executable, "-W", "ignore", "-c", program, json.dumps([path, *arguments])]
-        unset = {name for name in os.environ if name.startswith("TENSOROPS_")} - {CONFIG}  # whatever is configured
-        status = _run(command, complaints, seconds, unset)
-        if status == _NO_ANSWER:
-            return f"gave no answer within {seconds:g} seconds"
-        return _end_of(status, complaints) if status else ""
-
-
-def _run(command: list[str], complaints: Path, seconds: float, unset: Set[str] = frozenset()) -> int | None:
-    """Run a command and return its exit status, ``None`` if it cannot be started."""
-    import contextlib
-    import subprocess
-
-    try:
-        # To a file, not a pipe: a helper process that a library starts would keep a pipe open.
-        with complaints.open("wb") as stream:
-            process = subprocess.Popen(  # noqa: S603 - this interpreter, with our own arguments
-                command,
-                env={name: value for name, value in _environment().items() if name not in unset},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stream,
-                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            )
-    except OSError:
-        return None
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        # A process blocked in a hung driver does not end even then, and must not block us.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        if process.returncode is None:
-            process.returncode = -9  # it is never waited for; else its destructor would warn
-        return _NO_ANSWER
+        try:
+            # To a file, not a pipe: a helper process that a library starts would keep a pipe open.
+            with complaints.open("wb") as stream:
+                child = subprocess.Popen(  # noqa: S603 - this interpreter, with our own arguments
+                    [sys.executable, "-W", "ignore", "-c", program, json.dumps([path, *arguments])],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stream,
+                    creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                )
+        except OSError:
+            return None, ""
+        try:
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            # A process blocked in a hung driver does not end even then, and must not block us.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+            if child.returncode is None:
+                child.returncode = -9  # it is never waited for; else its destructor would warn
+            return _NO_ANSWER, f"gave no answer within {seconds:g} seconds"
+        said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+        how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+        return status, f"{how} ({printable(said[-1].strip())})"
 
 
 def _environment() -> dict[str, str]:
@@ -350,13 +340,6 @@ def _environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in CHOICES}
     # Trying must not take the memory of a GPU that this program is about to use.
     return kept | {CONFIG: "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
-def _end_of(status: int, complaints: Path) -> str:
-    """Return a phrase on how a process ended, and its last line of output."""
-    said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-    how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
-    return f"{how} ({printable(said[-1].strip())})"
 
 
 def refuse_hanging_plugin(point: EntryPoint) -> None:
@@ -369,21 +352,14 @@ def refuse_hanging_plugin(point: EntryPoint) -> None:
     RuntimeError
         If the process that loaded it ended.
     """
-    import json
-    import tempfile
-    from pathlib import Path
-
-    if not sys.executable or getattr(sys, "frozen", False) or point.module in sys.modules:
+    if point.module in sys.modules:
         return
-    with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
-        complaints = Path(folder, "complaints")
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        arguments = [json.dumps(path), point.name, point.value, point.group]
-        status = _run([sys.executable, "-W", "ignore", "-c", _PLUGIN, *arguments], complaints, PLUGIN_SECONDS)
-        if status == _NO_ANSWER:
-            raise TimeoutError(f"importing {point.module} took more than {PLUGIN_SECONDS:g} seconds")
-        if status:
-            raise RuntimeError(f"a process importing {point.module} {_end_of(status, complaints)}")
+    code = "from tensorops.backends.probing import load_plugin; load_plugin(*arguments)"
+    status, end = _run(code, (point.name, point.value, point.group), PLUGIN_SECONDS)
+    if status == _NO_ANSWER:
+        raise TimeoutError(f"importing {point.module} took more than {PLUGIN_SECONDS:g} seconds")
+    if status:
+        raise RuntimeError(f"a process importing {point.module} {end}")
 
 
 def load_plugin(name: str, value: str, group: str) -> None:

@@ -89,31 +89,14 @@ class RefusalError(Exception):
 
 @dataclass
 class Conversation:
-    """Messages, and the keys and values of what the model has read of them.
-
-    Parameters
-    ----------
-    network : LanguageModel
-        The model.
-    system : str or None
-        What it is told before the conversation.
-    max_new_tokens : int or None
-        The most tokens of a reply.
-    options : dict
-        Of `LanguageModel.generate_ids`.
-
-    Attributes
-    ----------
-    used : int
-        How many tokens of the context the last message and its reply took up to.
-    """
+    """Messages, and the keys and values of what the model has read of them."""
 
     network: LanguageModel
-    system: str | None
-    max_new_tokens: int | None
-    options: dict[str, Any]
+    system: str | None  # what the model is told before the conversation
+    max_new_tokens: int | None  # of a reply
+    options: dict[str, Any]  # of `LanguageModel.generate_ids`
     messages: list[dict[str, str]] = field(init=False)
-    used: int = field(init=False)
+    used: int = field(init=False)  # how many tokens of the context the last message and its reply took up to
     kept: PromptCache = field(init=False)
 
     def __post_init__(self) -> None:

@@ -195,33 +195,15 @@ def _prompt_cache(file: Path | None, network: LanguageModel, model: Path, ids: l
 
 @dataclass
 class _Writer:
-    """Writes continuations of a prompt, as text or as JSON.
-
-    Parameters
-    ----------
-    network : LanguageModel
-        The model.
-    text : _batch.Text
-        The prompt.
-    shown : str
-        What is written before a continuation.
-    name : str
-        The backend, for the message.
-    options : dict
-        Of `LanguageModel.generate_ids`.
-    as_json : bool
-        Whether to write JSON.
-    logprobs : int or None
-        How many of the likeliest tokens to add to it, if any.
-    """
+    """Writes continuations of a prompt, as text or as JSON."""
 
     network: LanguageModel
     text: _batch.Text
-    shown: str
-    name: str
-    options: dict[str, Any]
-    as_json: bool
-    logprobs: int | None
+    shown: str  # what is written before a continuation
+    name: str  # the backend, for the message
+    options: dict[str, Any]  # of `LanguageModel.generate_ids`
+    as_json: bool  # whether to write JSON
+    logprobs: int | None  # how many of the likeliest tokens to add to it, if any
 
     def write(self, kept: PromptCache, number: int) -> None:
         """Write a continuation as it becomes known, with the seed that is this number after the first one."""

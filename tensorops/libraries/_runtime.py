@@ -172,79 +172,37 @@ class Runtime:
         return self.row.name
 
     def load(self) -> None:
-        """Import the library.
-
-        Raises
-        ------
-        RuntimeError
-            If it cannot be imported.
-        """
+        """Import the library."""
         with self._naming("importing it"):
             importlib.import_module(self.row.array_type.partition(":")[0])
 
     def facts(self) -> DeviceFacts:
-        """Return information about the device.
-
-        Raises
-        ------
-        RuntimeError
-            If the library fails, with its reason.
-        """
+        """Return information about the device."""
         with self._naming("describing its device"):
             return self.do_facts()
 
     def synchronize(self) -> None:
-        """Wait until all work submitted to the library has been computed.
-
-        Raises
-        ------
-        RuntimeError
-            If the library fails, with its reason.
-        """
+        """Wait until all work submitted to the library has been computed."""
         with self._naming("waiting for it"):
             self.do_synchronize()
 
     def memory_stats(self) -> MemoryStats:
-        """Return the library's own memory statistics.
-
-        Raises
-        ------
-        RuntimeError
-            If the library fails, with its reason.
-        """
+        """Return the library's own memory statistics."""
         with self._naming("reading its memory"):
             return self.do_memory_stats()
 
     def empty_cache(self) -> int | None:
-        """Free cached memory and return the number of bytes freed, ``None`` if unknown.
-
-        Raises
-        ------
-        RuntimeError
-            If the library fails, with its reason.
-        """
+        """Free cached memory and return the number of bytes freed, ``None`` if unknown."""
         with self._naming("emptying its cache"):
             return self.do_empty_cache()
 
     def reset_peak(self) -> bool:
-        """Reset the library's peak; return whether it tracks one.
-
-        Raises
-        ------
-        RuntimeError
-            If the library fails, with its reason.
-        """
+        """Reset the library's peak; return whether it tracks one."""
         with self._naming("resetting its peak"):
             return self.do_reset_peak()
 
     def gauge(self) -> Callable[[], int | None]:
-        """Return a function that any thread may call to read the bytes in use on the current device.
-
-        Raises
-        ------
-        RuntimeError
-            If the library fails, with its reason; the reading raises it as well.
-        """
+        """Return a function that any thread may call to read the bytes in use on the current device."""
         with self._naming("reading its memory"):
             read = self.do_gauge()
 

@@ -20,24 +20,12 @@ MOST_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Comparison:
-    """What compares a compiled step with the step.
+    """What compares a compiled step with the step."""
 
-    Parameters
-    ----------
-    step
-        The function.
-    library
-        That of the arguments.
-    args
-        The example; it stays as it is.
-    donate
-        The arguments that the step may write to.
-    """
-
-    step: Step
-    library: Library
-    args: tuple[Any, ...]
-    donate: frozenset[int]
+    step: Step  # the function
+    library: Library  # that of the arguments
+    args: tuple[Any, ...]  # the example; it stays as it is
+    donate: frozenset[int]  # the arguments that the step may write to
 
     def refusal(self) -> str:
         """Return why there is no comparison, or an empty string."""

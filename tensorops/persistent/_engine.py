@@ -7,45 +7,32 @@ import importlib
 import importlib.util
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops._trees import map_arrays
+from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import Backend, library_of
-from tensorops.persistent._captured import Captured, Profile, Statistics
+from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
 
 Step: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a step is to be compiled.
-
-    Parameters
-    ----------
-    backend : Backend
-        Where it computes.
-    donate : frozenset of int
-        The places of the arguments that it may overwrite.
-    workers : int or None
-        The number of threads, if it was chosen.
-    repack : bool
-        Whether constant weights may be read in another order, from a copy.
-    panels : mutable mapping
-        Where these copies are found and kept: several steps may share those of weights that never change.
-    profile : bool
-        Whether `Engine.profiled` will be called instead of `Engine.run`.
-    world_size : int
-        The number of ranks.
-    """
+    """How a step is to be compiled."""
 
     backend: Backend
-    donate: frozenset[int] = frozenset()
-    workers: int | None = None
-    repack: bool = False
+    donate: frozenset[int] = frozenset()  # the places of the arguments that it may overwrite
+    workers: int | None = None  # the number of threads, if it was chosen
+    repack: bool = False  # whether constant weights may be read in another order, from a copy
+    # These copies: several steps may share those of weights that never change.
     panels: MutableMapping[Any, Any] = field(default_factory=dict)
-    profile: bool = False
-    world_size: int = 1
+    profile: bool = False  # whether `Engine.profiled` will be called instead of `Engine.run`
+    world_size: int = 1  # the number of ranks
 
 
 class Engine:
@@ -153,33 +140,113 @@ def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: frozenset[ty
         others.append(tree)
 
 
+def apart(args: tuple[Any, ...], kinds: frozenset[type] = frozenset()) -> tuple[list[Any], list[int], list[Any]]:
+    """Return the arrays in arguments, the number of the argument that each is in, and what `flatten` calls others.
+
+    An array that is among them twice is refused.
+    """
+    arrays: list[Any] = []
+    owners: list[int] = []
+    others: list[Any] = []
+    for number, arg in enumerate(args):
+        flatten(arg, arrays, others, kinds)
+        owners += [number] * (len(arrays) - len(owners))
+    if len({id(x) for x in arrays}) < len(arrays):
+        raise CaptureError("an array is among the arguments twice; later runs might have two")
+    return arrays, owners, others
+
+
+def apart_again(
+    args: tuple[Any, ...], count: int, others: list[Any], kinds: frozenset[type] = frozenset()
+) -> list[Any]:
+    """Return the arrays in the arguments of a run, which must be that many in the same containers."""
+    arrays: list[Any] = []
+    found: list[Any] = []
+    for arg in args:
+        flatten(arg, arrays, found, kinds)
+    if len(arrays) != count or not _same(found, others):
+        raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
+    return arrays
+
+
+def require_type(number: int, now: tuple[Any, ...], was: tuple[Any, ...]) -> None:
+    """Refuse an array of the arguments whose shape and dtype are not those of the example."""
+    if now != was:
+        said = (f"{name_of(dtype)} {shape}" for shape, dtype in (was, now))
+        raise ValueError("array {} of the arguments was {} when compiled, and is now {}".format(number, *said))
+
+
 class Expected:
     """What arguments must be but for the numbers in their arrays, where a library would compile again for others."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
-        self._kinds, self._others = self._read(args)
-
-    def _read(self, args: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[Any]]:
         arrays: list[Any] = []
-        others: list[Any] = []
+        self._others: list[Any] = []
         for arg in args:
-            flatten(arg, arrays, others)
-        return [(tuple(x.shape), x.dtype) for x in arrays], others
+            flatten(arg, arrays, self._others)
+        self._types = [(tuple(x.shape), x.dtype) for x in arrays]
 
     def require(self, args: tuple[Any, ...]) -> None:
         """Raise a `ValueError` unless arguments are like those of the example."""
-        kinds, others = self._read(args)
-        if len(kinds) != len(self._kinds) or not same(others, self._others):
-            raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
-        for i, (now, was) in enumerate(zip(kinds, self._kinds, strict=True)):
-            if now != was:
-                said = (f"{name_of(dtype)} {shape}" for shape, dtype in (was, now))
-                raise ValueError("array {} of the arguments was {} when compiled, and is now {}".format(i, *said))
+        for i, x in enumerate(apart_again(args, len(self._types), self._others)):
+            require_type(i, (tuple(x.shape), x.dtype), self._types[i])
 
 
-def same(a: list[Any], b: list[Any]) -> bool:
+def _same(a: list[Any], b: list[Any]) -> bool:
     """Return whether numbers and containers are the same, and of the same types: 1 is not True, nor 1.0."""
     return len(a) == len(b) and all(type(x) is type(y) and x == y for x, y in zip(a, b, strict=True))
+
+
+# ------------------------------------------------------------------------------------------ recording
+
+
+def recording(recorder: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which a recorder's `call` is asked in place of every operator; it has `asked` and `settings`.
+
+    `asked` is the name of the operator called last.
+    """
+    outer = recorder.settings
+    plans: Any = _Plans(recorder)
+    return activate(Settings(outer.backend, outer.providers, plans=plans))
+
+
+class _Plans:
+    """In place of the plans in settings."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def __getitem__(self, operator: Any) -> _OfOperator:
+        self._recorder.asked = operator.__name__
+        return _OfOperator(self._recorder, operator)
+
+
+class _OfOperator:
+    def __init__(self, recorder: Any, operator: Any) -> None:
+        self._recorder, self._operator = recorder, operator
+
+    def __getitem__(self, kind: type) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._recorder.call(self._operator, args, kwargs)
+
+    def __setitem__(self, kind: type, plan: Callable[..., Any]) -> None:
+        """Forget plans for constants and for calls without an array by position: later settings are not these."""
+
+
+def arranger(tree: Any) -> Callable[[list[Any]], Any]:
+    """Return what puts arrays into the containers in which a tree has their numbers.
+
+    The usual ones have a function of their own, which takes a twentieth of the time of `map_arrays`.
+    """
+    kind = type(tree)
+    if kind is np.ndarray:
+        return itemgetter(int(tree))
+    if kind is list and len(tree) > 1 and all(type(x) is np.ndarray for x in tree):
+        several = itemgetter(*map(int, tree))
+        return lambda found: list(several(found))
+    if kind is list or kind is tuple:
+        parts = [arranger(value) for value in tree]
+        return lambda found: kind(part(found) for part in parts)
+    return lambda found: map_arrays(lambda number: found[int(number)], tree)
 
 
 def engine_of(library: str) -> type[Engine] | None:

@@ -26,7 +26,7 @@ from tensorops.backends.settings import activate
 from tensorops.backends.trace import Record, Trace
 from tensorops.libraries import library_of
 from tensorops.persistent._captured import Captured, CapturedCall, CaptureError, Statistics
-from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves
+from tensorops.persistent._engine import Engine, Options, Step, apart, apart_again, leaves, require_type
 
 _one_at_a_time = threading.RLock()
 """Captures are one at a time in a process: torch's allocator and what CuPy's is told meanwhile are of all threads."""
@@ -52,27 +52,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """A step that has been captured.
+    """A step that has been captured."""
 
-    Parameters
-    ----------
-    graph
-        The library's.
-    inputs
-        Arrays in the graph's memory for the arguments that are not donated.
-    places
-        Where the donated arrays are.
-    results
-        Arrays in the graph's memory, or parts of donated arrays.
-    tree
-        What the step returns, with the numbers of results in place of arrays.
-    """
-
-    graph: Any
-    inputs: list[Any]
-    places: list[Place | None]
-    results: list[Any]
-    tree: Any
+    graph: Any  # the library's
+    inputs: list[Any]  # arrays in the graph's memory for the arguments that are not donated
+    places: list[Place | None]  # where the donated arrays are
+    results: list[Any]  # arrays in the graph's memory, or parts of donated arrays
+    tree: Any  # what the step returns, with the numbers of results in place of arrays
 
 
 class GraphEngine(Engine):
@@ -85,15 +71,8 @@ class GraphEngine(Engine):
         started = time.perf_counter()
         self._step, self._backend, self._settings = step, options.backend, in_force()
         self._lock = threading.Lock()
-        given: list[Any] = []
-        owners: list[int] = []
-        self._others: list[Any] = []
-        for number, arg in enumerate(args):
-            flatten(arg, given, self._others)
-            owners += [number] * (len(given) - len(owners))
+        given, owners, self._others = apart(args)
         numbers = {id(x): np.asarray(i) for i, x in enumerate(given)}
-        if len(numbers) < len(given):
-            raise CaptureError("an array is among the arguments twice; later runs might have two")
         self._tree = map_arrays(lambda x: numbers[id(x)], args)  # of the arrays' numbers
         self._places = [self._place(x) for x in given]
         devices = {place.device for place in self._places}
@@ -205,20 +184,13 @@ class GraphEngine(Engine):
 
         Also returns where those that are donated are.
         """
-        given: list[Any] = []
-        others: list[Any] = []
+        given = apart_again(args, len(self._places), self._others)
         places: list[Place | None] = []
-        for arg in args:
-            flatten(arg, given, others)
-        if len(given) != len(self._places) or others != self._others:
-            raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
         for i, (x, expected, donated) in enumerate(zip(given, self._places, self._donated, strict=True)):
             places.append(self._place_there(i, x) if donated else None)
             if library_of(x) is not self._backend.library:
                 given[i] = x = to_backend(x, self._backend.name)
-            if tuple(x.shape) != expected.shape or x.dtype != expected.dtype:
-                was, now = f"{expected.dtype} {expected.shape}", f"{x.dtype} {tuple(x.shape)}"
-                raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
+            require_type(i, (tuple(x.shape), x.dtype), (expected.shape, expected.dtype))
         written = [id(x) for x, donated in zip(given, self._donated, strict=True) if donated]
         if len(set(written)) < len(written):
             raise ValueError("an array that the step writes to is among the arguments twice")

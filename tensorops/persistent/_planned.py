@@ -38,36 +38,18 @@ class Exchange:
 
 @dataclass(eq=False)
 class Planned:
-    """A plan, with everything that it reads and writes.
+    """A plan, with everything that it reads and writes."""
 
-    Parameters
-    ----------
-    plan
-        The compiled object.
-    arena, constants
-        Memory that it keeps.
-    arguments
-        Which arrays of the plan are in an argument, and at which offset.
-    results
-        Views of the arena, constants, parts of arguments, or what is made anew.
-    native
-        The places of the plan's calls among all calls.
-    exchanges
-        What happens between them in Python.
-    groups
-        Which of all calls are run by rows.
-    """
-
-    plan: Any
-    arena: np.ndarray[Any, Any]
-    arguments: dict[int, list[tuple[int, int]]]
+    plan: Any  # the compiled object
+    arena: np.ndarray[Any, Any]  # memory that it keeps, as are the constants
+    arguments: dict[int, list[tuple[int, int]]]  # which arrays of the plan are in an argument, and at which offset
     constants: list[np.ndarray[Any, Any]]
-    results: list[Any]
+    results: list[Any]  # views of the arena, constants, parts of arguments, or what is made anew
     calls: tuple[CapturedCall, ...]
     statistics: Statistics
-    native: list[int]
-    exchanges: list[Exchange]
-    groups: tuple[_row_blocks.Group, ...]
+    native: list[int]  # the places of the plan's calls among all calls
+    exchanges: list[Exchange]  # what happens between them in Python
+    groups: tuple[_row_blocks.Group, ...]  # which of all calls are run by rows
 
 
 def make_plan(calls: Sequence[Call], blocks: Sequence[Memory], outputs: Sequence[Place], threads: int) -> Planned:

@@ -45,25 +45,14 @@ _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
 
 @dataclass(eq=False)
 class Recorder:
-    """What a step did so far.
+    """What a step did so far."""
 
-    Parameters
-    ----------
-    settings
-        Those in force around the step.
-    written
-        The arguments that it may write.
-    repacks
-        Whether constant weights may be read in another order, from a copy.
-    panels
-        These copies, by the format of the weights, their addresses and shapes.
-    """
-
-    settings: Settings
-    written: frozenset[int]
-    repacks: bool = False
-    panels: MutableMapping[Any, Any] = field(default_factory=dict)
+    settings: Settings  # those in force around the step
+    written: frozenset[int]  # the arguments that it may write
+    repacks: bool = False  # whether constant weights may be read in another order, from a copy
+    panels: MutableMapping[Any, Any] = field(default_factory=dict)  # these copies, by format, addresses and shapes
     calls: list[Call] = field(default_factory=list)
+    asked: str = ""  # the operator called last
     _blocks: list[Memory] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _current: str = ""
@@ -322,6 +311,12 @@ class Recorder:
 
     def call(self, operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and record it."""
+        try:
+            return self._call(operator, args, kwargs)
+        except TypeError as error:  # which the operator would take for a kernel that declines
+            raise CaptureError(str(error)) from error
+
+    def _call(self, operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not any(isinstance(value, Recorded) for value in (*args, *kwargs.values())):
             return NotImplemented  # of constants
         args, kwargs = map_arrays(_on_host, (args, kwargs))
@@ -477,30 +472,3 @@ def _has_strides(x: Any) -> bool:
     if not isinstance(x, Recorded) or x.value.flags.c_contiguous or not 2 <= x.ndim <= _MOST_AXES:
         return False
     return bool(x.value.strides[-1] == x.value.itemsize or x.shape[-1] == 1)
-
-
-class Plans:
-    """In place of the plans in settings: every call of an operator is recorded."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __getitem__(self, operator: Operator[..., Any]) -> _OfOperator:
-        return _OfOperator(self._recorder, operator)
-
-
-class _OfOperator:
-    def __init__(self, recorder: Recorder, operator: Operator[..., Any]) -> None:
-        self._recorder, self._operator = recorder, operator
-
-    def __getitem__(self, kind: type) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return self._recorder.call(self._operator, args, kwargs)
-            except TypeError as error:  # which the operator would take for a kernel that declines
-                raise CaptureError(str(error)) from error
-
-        return record
-
-    def __setitem__(self, kind: type, plan: Callable[..., Any]) -> None:
-        """Forget what constants would be computed with."""

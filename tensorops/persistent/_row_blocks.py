@@ -44,24 +44,12 @@ class Memory(Protocol):
 
 
 class Rows(NamedTuple):
-    """How an array of a call goes through the rows.
+    """How an array of a call goes through the rows."""
 
-    Parameters
-    ----------
-    axis : int
-        The axis of the rows.
-    start : int
-        Where the first row is in its memory, in bytes.
-    step : int
-        The bytes from one row to the next; 0 if all rows need the whole array.
-    size : int
-        The bytes from the beginning of a row to its end.
-    """
-
-    axis: int
-    start: int
-    step: int
-    size: int
+    axis: int  # the axis of the rows
+    start: int  # where the first row is in its memory, in bytes
+    step: int  # the bytes from one row to the next; 0 if all rows need the whole array
+    size: int  # the bytes from the beginning of a row to its end
 
 
 class Use(NamedTuple):
@@ -90,23 +78,13 @@ WHOLE = Call()
 
 @dataclass(eq=False)
 class Group:
-    """Calls that are run by rows.
+    """Calls that are run by rows."""
 
-    Parameters
-    ----------
-    begin, end : int
-        The first call, and the one after the last.
-    rows, block : int
-        How many rows they have, and how many a thread takes at a time.
-    threads : int
-        How many threads there is memory for.
-    """
-
-    begin: int
-    end: int
-    rows: int
-    block: int
-    threads: int
+    begin: int  # the first call
+    end: int  # the one after the last
+    rows: int  # how many they have
+    block: int  # how many a thread takes at a time
+    threads: int  # how many there is memory for
     calls: Sequence[Call] = field(repr=False, default=())
 
     @property

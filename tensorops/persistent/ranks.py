@@ -78,17 +78,7 @@ class Ranks:
 
 
 class MPIRanks(Ranks):
-    """The processes that ``mpiexec`` has started, with NumPy arrays.
-
-    Parameters
-    ----------
-    size : int
-        How many they must be.
-    rank : int or None
-        The number that this one must have, if any.
-    backend : str
-        The backend that computes.
-    """
+    """The processes that ``mpiexec`` has started, with NumPy arrays; `rank` is the number that this one must have."""
 
     def __init__(self, size: int, rank: int | None, backend: str) -> None:
         if not isinstance(to_backend(np.zeros(1, np.float32), backend), np.ndarray):

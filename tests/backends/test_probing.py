@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import textwrap
-import threading
 import time
 
 import numpy as np
@@ -296,11 +295,7 @@ def test_a_backend_is_tried_once_and_again_on_request(fake, tried):
 
 def test_threads_try_a_backend_once(fake, tried):
     found = []
-    threads = [threading.Thread(target=lambda: found.append(probe(fake))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    support.in_threads(lambda _: found.append(probe(fake)), range(6))
     assert tried == ["fake"]
     assert len(found) == 6
     assert len({id(p) for p in found}) == 1
@@ -331,35 +326,43 @@ def test_what_this_program_imported_is_tried_in_this_process(monkeypatch):
     assert probe(BACKENDS["mlx"], refresh=True).here
 
 
-def test_what_it_did_not_import_is_tried_elsewhere_first_and_here_when_used():
-    support.require("mlx")
-    code = """
-    import sys
-    from tensorops.backends import probing, registry
-    import tensorops
-    print(tensorops.is_backend_available("mlx"), "mlx.core" in sys.modules)
-    print(probing.probe(registry.resolve("mlx")).here)
-    with tensorops.set_backend("mlx"):
+IN_A_PROGRAM = {
+    "elsewhere first, and here when it is used": """
+        import sys
+        from tensorops.backends import probing, registry
+        import tensorops
+        print(tensorops.is_backend_available("mlx"), "mlx.core" in sys.modules)
         print(probing.probe(registry.resolve("mlx")).here)
-    """
-    result = support.python(textwrap.dedent(code))
-    assert result.stdout.split() == ["True", "False", "False", "True"], result.stderr
+        with tensorops.set_backend("mlx"):
+            print(probing.probe(registry.resolve("mlx")).here)
+        """,
+    "here, without a way to start processes": """
+        import subprocess, sys
+        def start(*args, **kwargs):
+            raise OSError("no processes here")
+        subprocess.Popen = start
+        import tensorops
+        print(tensorops.is_backend_available("mlx"), "mlx.core" in sys.modules)
+        sys.executable = None
+        print(tensorops.is_backend_available("mlx", refresh=True))
+        """,
+    "with an odd entry of the path": """
+        import pathlib, sys
+        sys.path.append(pathlib.Path("/nowhere"))
+        import tensorops
+        print(tensorops.is_backend_available("mlx"))
+        """,
+}
 
 
-def test_without_a_way_to_start_processes_it_is_tried_here(monkeypatch):
+PRINTED = (["True", "False", "False", "True"], ["True"] * 3, ["True"])
+
+
+@pytest.mark.parametrize(("how", "printed"), list(zip(IN_A_PROGRAM, PRINTED, strict=True)))
+def test_what_a_program_did_not_import_is_tried(how, printed):
     support.require("mlx")
-    code = """
-    import subprocess, sys
-    def start(*args, **kwargs):
-        raise OSError("no processes here")
-    subprocess.Popen = start
-    import tensorops
-    print(tensorops.is_backend_available("mlx"), "mlx.core" in sys.modules)
-    sys.executable = None
-    print(tensorops.is_backend_available("mlx", refresh=True))
-    """
-    result = support.python(textwrap.dedent(code))
-    assert result.stdout.split() == ["True", "True", "True"], result.stderr
+    result = support.python(textwrap.dedent(IN_A_PROGRAM[how]))
+    assert result.stdout.split() == printed, result.stderr
 
 
 def test_trying_does_not_inherit_a_forced_backend():
@@ -376,52 +379,38 @@ def test_probe_all_is_probe_of_each():
     assert probe_all(rows) == {n: probe(BACKENDS[n]) for n in names}
 
 
-def test_backends_tried_at_the_same_time_search_one_after_another(monkeypatch):
-    """Python's own function is not thread-safe: two threads remove an entry, and one finds it gone."""
-    inside, together = [], []
-
-    def invalidate_caches():
-        inside.append(1)
-        time.sleep(0.01)
-        together.append(len(inside))
-        inside.pop()
-
-    monkeypatch.setattr(probing.importlib, "invalidate_caches", invalidate_caches)
+@pytest.fixture
+def alone(monkeypatch):
+    """A function that is slow and records how many threads are inside of it at a time."""
     monkeypatch.setattr(probing, "_probes", {})
-    row = dataclasses.replace(LIBRARIES["numpy"], packages=("no_such",))
-    absent = [Backend(f"absent{i}", row, "") for i in range(6)]
-    assert all("is not installed" in found.reason for found in probe_all(absent).values())
-    assert together == [1] * 6
+    inside = []
 
-
-def test_processes_try_backends_of_one_library_one_after_another(monkeypatch):
-    """A TPU refuses the second of two processes, whose backend would then seem to be unavailable."""
-    inside, together = [], []
-
-    def elsewhere(backend, configured):
+    def enter(*_):
         inside.append(1)
-        time.sleep(0.05)
-        together.append(len(inside))
+        time.sleep(0.02)
+        enter.together.append(len(inside))
         inside.pop()
         return probing.Probe("was tried")
 
-    monkeypatch.setattr(probing, "_compute_elsewhere", elsewhere)
-    monkeypatch.setattr(probing, "_probes", {})
+    enter.together = []
+    return enter
+
+
+def test_backends_tried_at_the_same_time_search_one_after_another(monkeypatch, alone):
+    """Python's own function is not thread-safe: two threads remove an entry, and one finds it gone."""
+    monkeypatch.setattr(probing.importlib, "invalidate_caches", alone)
+    row = dataclasses.replace(LIBRARIES["numpy"], packages=("no_such",))
+    absent = [Backend(f"absent{i}", row, "") for i in range(6)]
+    assert all("is not installed" in found.reason for found in probe_all(absent).values())
+    assert alone.together == [1] * 6
+
+
+def test_processes_try_backends_of_one_library_one_after_another(monkeypatch, alone):
+    """A TPU refuses the second of two processes, whose backend would then seem to be unavailable."""
+    monkeypatch.setattr(probing, "_compute_elsewhere", alone)
     rows = [Backend(f"of_one_library_{i}", LIBRARIES["numpy"], "", requires="cpu") for i in range(4)]
     assert {found.reason for found in probe_all(rows).values()} == {"was tried"}
-    assert together == [1] * 4
-
-
-def test_odd_entries_of_the_path_do_no_harm():
-    support.require("mlx")
-    code = """
-    import pathlib, sys
-    sys.path.append(pathlib.Path("/nowhere"))
-    import tensorops
-    print(tensorops.is_backend_available("mlx"))
-    """
-    result = support.python(textwrap.dedent(code))
-    assert result.stdout.split() == ["True"], result.stderr
+    assert alone.together == [1] * 4
 
 
 PRINTS = """

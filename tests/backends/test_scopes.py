@@ -348,11 +348,7 @@ def test_a_thread_starts_without_a_backend_and_keeps_its_own():
 
     support.require("array_api_strict")
     with tp.set_backend("numpy"):
-        threads = [threading.Thread(target=work, args=(n,)) for n in ("numpy", "array_api_strict")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        support.in_threads(work, ("numpy", "array_api_strict"))
         assert tp.get_backend() == "numpy"
     assert seen == {n: ["auto", n, "auto"] for n in ("numpy", "array_api_strict")}
 

@@ -3,7 +3,6 @@
 import os
 import sys
 import textwrap
-import threading
 
 import ml_dtypes
 import numpy as np
@@ -186,22 +185,13 @@ def test_halves_are_summed_in_float32(provider, dtype):
 
 def test_many_threads_call_at_once(provider, rng):
     work = [xwb(rng, dtype, rows, 129, 65) for dtype in ("float32", "bfloat16") for rows in (1, 8, 77, 260)]
-    wrong = []
 
     def call(args):
         for _ in range(20):
-            try:
-                with tp.set_backend("numpy", providers=[provider]):
-                    assert_right(tp.linear(*args), *args)
-            except Exception as error:
-                wrong.append(error)
+            with tp.set_backend("numpy", providers=[provider]):
+                assert_right(tp.linear(*args), *args)
 
-    threads = [threading.Thread(target=call, args=(args,)) for args in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not wrong
+    support.in_threads(call, work)
 
 
 BUSY = """

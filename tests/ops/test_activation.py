@@ -69,13 +69,6 @@ def test_gelu_at_tabulated_points():
     close(references.geglu(x, [1.0, 2.0, 3.0, 4.0, 5.0]), x * phi * [1, 2, 3, 4, 5], rtol=1e-13)
 
 
-def test_gelu_is_odd_up_to_the_identity(rng):
-    x = rng.standard_normal(100) * 4
-    for approximate in ("none", "tanh"):
-        y, mirrored = (references.gelu(s * x, approximate=approximate) for s in (1, -1))
-        close(y - mirrored, x, rtol=1e-13)
-
-
 def test_gelu_refuses_an_unknown_approximation():
     with pytest.raises(ValueError, match="approximate is 'fast'"):
         references.gelu([1.0], approximate="fast")
@@ -128,16 +121,6 @@ def test_softmax_where_leaves_masked_entries_out():
     close(references.log_softmax(x, where=where), [[math.log(1 / 4), -inf, math.log(3 / 4)], [-inf] * 3])
     close(references.softmax(x, where=[False, True, True])[0], [0, 2 / 5, 3 / 5])
     close(references.softmax([nan, 1.0, inf, 1.0], where=[False, True, False, True]), [0, 0.5, 0, 0.5])
-
-
-def test_softmax_agrees_with_torch(rng):
-    torch = pytest.importorskip("torch")
-    x = rng.standard_normal((3, 4, 5)) * 10
-    for axis in (0, 1, -1):
-        t = torch.from_numpy(x)
-        close(references.softmax(x, axis=axis), torch.softmax(t, axis).numpy(), rtol=1e-13)
-        close(references.log_softmax(x, axis=axis), torch.log_softmax(t, axis).numpy(), atol=1e-14)
-        close(references.logsumexp(x, axis=axis), torch.logsumexp(t, axis).numpy(), rtol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -76,25 +76,15 @@ def torch():
     return torch
 
 
-def test_the_block_of_mixtral(torch):
-    x, router, gate_up, down = layer(torch)
-    weights = torch.softmax(x @ router.T, dim=1, dtype=torch.float)
-    weights, chosen = torch.topk(weights, TOP_K, dim=-1)
-    weights = weights / weights.sum(dim=-1, keepdim=True)
-    expected = sum_of_experts(torch, x, weights, chosen, gate_up, down)
-    y = tp.moe(x, tp.linear(x, router), gate_up, down, top_k=TOP_K)
-    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("norm_topk_prob", [True, False])
-def test_the_block_of_qwen3_moe(torch, norm_topk_prob):
+@pytest.mark.parametrize(("top_k", "renormalize"), [(TOP_K, True), (4, True), (4, False)])
+def test_the_blocks_of_mixtral_and_qwen3_moe(torch, top_k, renormalize):
     x, router, gate_up, down = layer(torch, 1)
     weights = torch.softmax(x @ router.T, dim=-1, dtype=torch.float)
-    weights, chosen = torch.topk(weights, 4, dim=-1)
-    if norm_topk_prob:
+    weights, chosen = torch.topk(weights, top_k, dim=-1)
+    if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     expected = sum_of_experts(torch, x, weights, chosen, gate_up, down)
-    y = tp.moe(x, tp.linear(x, router), gate_up, down, top_k=4, renormalize=norm_topk_prob)
+    y = tp.moe(x, tp.linear(x, router), gate_up, down, top_k=top_k, renormalize=renormalize)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
 
 

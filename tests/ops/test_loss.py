@@ -97,31 +97,16 @@ def test_cross_entropy_refuses_an_unknown_reduction():
         references.cross_entropy(LOGITS, [0, 0, 0], reduction="max")
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_cross_entropy_agrees_with_torch(rng, reduction, smoothing):
-    torch = pytest.importorskip("torch")
-    logits, targets = rng.standard_normal((6, 9)), np.array([0, 8, -100, 3, 4, -100])
-    tl, tt = to_torch(torch, logits, targets)
-    expected = torch.nn.functional.cross_entropy(tl, tt, reduction=reduction, label_smoothing=smoothing)
-    actual = references.cross_entropy(logits, targets, reduction=reduction, label_smoothing=smoothing)
-    close(actual, expected.numpy(), rtol=1e-12)
-
-
-OPTIONS = [
-    {},
-    {"label_smoothing": 0.2},
-    {"label_smoothing": 1.0},
-]
+OPTIONS = [{}, {"label_smoothing": 0.2}, {"label_smoothing": 1.0}]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kind", ["weight", "probabilities", "weighted probabilities"])
-def test_weights_and_probabilities_are_those_of_torch(rng, kind, options, reduction):
+@pytest.mark.parametrize("kind", ["numbers", "weight", "probabilities", "weighted probabilities"])
+def test_cross_entropy_is_that_of_torch(rng, kind, options, reduction):
     torch = pytest.importorskip("torch")
     logits, numbers = rng.standard_normal((6, 9)), np.array([0, 8, -100, 3, 4, -100])
-    targets = numbers if kind == "weight" else rng.dirichlet(np.ones(9), 6)
+    targets = numbers if kind in ("numbers", "weight") else rng.dirichlet(np.ones(9), 6)
     weight = rng.random(9) if "weight" in kind else None
     tensors = to_torch(torch, *(a for a in (logits, targets, weight) if a is not None))
     expected = torch.nn.functional.cross_entropy(*tensors, reduction=reduction, **options).numpy()

@@ -316,20 +316,12 @@ def test_other_threads_compute_while_a_step_is_recorded():
 
 def test_threads_that_run_it_get_their_own_results():
     kernel = compiled(lambda x: tp.silu(tp.rms_norm(x) + x), xp.asarray(X))
-    wrong = []
 
     def work(i):
         for _ in range(20):
-            y = support.back(kernel(xp.asarray(i * X)))
-            if not np.allclose(y, silu(norm(i * X) + i * X), rtol=1e-5, atol=1e-6):
-                wrong.append(i)
+            near(kernel(xp.asarray(i * X)), silu(norm(i * X) + i * X))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    support.in_threads(work, range(1, 5))
 
 
 def test_release_lets_go_of_what_was_passed():

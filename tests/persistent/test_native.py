@@ -4,7 +4,6 @@ import gc
 import itertools
 import json
 import os
-import threading
 import weakref
 from typing import Any, NamedTuple
 
@@ -516,17 +515,12 @@ def test_threads_take_turns():
     kernel = compiled(lambda x: tp.softmax(tp.silu(x)), f32(4, 1000))
     inputs = [f32(4, 1000, seed=i) for i in range(4)]
     expected = [kernel(x) for x in inputs]
-    wrong = []
 
     def run(i):
-        wrong.extend(i for _ in range(200) if not np.array_equal(kernel(inputs[i]), expected[i]))
+        for _ in range(200):
+            np.testing.assert_array_equal(kernel(inputs[i]), expected[i])
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    support.in_threads(run, range(4))
 
 
 @pytest.mark.parametrize("workers", [1, usable_processors()])

@@ -278,12 +278,9 @@ def test_plans_refuse_rows_that_are_not_there(arguments, message):
 def test_more_threads_later_do_not_need_more_memory():
     """A plan has memory for the threads that there were when it was made."""
     x = f32(256, 1024)
-    NATIVE.set_num_threads(1)
-    try:
+    with support.at_most(1):
         kernel = compiled(lambda x: tp.silu(tp.gelu(tp.relu(x))), x)
         kernel.compile()
-    finally:
-        NATIVE.set_num_threads(0)
     assert [group.threads for group in kernel._engine._planned.groups] == [1]
     assert_matches(kernel(x), REFERENCES["silu"](reference("gelu", np.maximum(x, 0))), "float32", tolerance=64)
 

@@ -125,27 +125,14 @@ def _partition(
 
 
 class Correspondence(NamedTuple):
-    """Which dimensions of arrays and results are divided together.
+    """Which dimensions of arrays and results are divided together."""
 
-    Parameters
-    ----------
-    arrays
-        How many of the shapes are those of arrays.
-    shapes
-        The shapes of the arrays, then those of the results.
-    keys
-        Equal for dimensions that are divided together, in each shape; ``None`` for one that is not divided, as it has
-        one element for all of the axis.
-    whole
-        The keys of what is not divided.
-    vectors
-        The places of arrays that apply to all rows and are small: if they are split, they are gathered.
-    """
-
-    arrays: int
-    shapes: list[Shape]
+    arrays: int  # how many of the shapes are those of arrays
+    shapes: list[Shape]  # the shapes of the arrays, then those of the results
+    # Equal for dimensions that are divided together, in each shape; None for one element for all of the axis.
     keys: list[tuple[int | None, ...]]
-    whole: frozenset[int]
+    whole: frozenset[int]  # the keys of what is not divided
+    # The places of arrays that apply to all rows and are small: if they are split, they are gathered.
     vectors: frozenset[int]
 
     @classmethod

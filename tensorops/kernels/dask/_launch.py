@@ -25,30 +25,14 @@ _NAME = "dask"
 
 @dataclass(frozen=True)
 class Task:
-    """A call of the operator on one block of each array.
+    """A call of the operator on one block of each array."""
 
-    Parameters
-    ----------
-    operator
-        Pickled by reference.
-    names
-        The parameters that are arrays, in the order of their blocks.
-    options
-        The other arguments.
-    one_thread
-        Whether compiled kernels use a single thread, because Dask computes other blocks at the same time.
-    providers
-        The only providers that compute blocks, in this order, or ``None`` for the usual choice.
-    tuned
-        The parameters of kernels that are not left to the kernels.
-    """
-
-    operator: Operator[..., Any]
-    names: tuple[str, ...]
-    options: tuple[tuple[str, Any], ...]
-    one_thread: bool
-    providers: tuple[str, ...] | None = None
-    tuned: tuple[Tuned, ...] = ()
+    operator: Operator[..., Any]  # pickled by reference
+    names: tuple[str, ...]  # the parameters that are arrays, in the order of their blocks
+    options: tuple[tuple[str, Any], ...]  # the other arguments
+    one_thread: bool  # of compiled kernels, because Dask computes other blocks at the same time
+    providers: tuple[str, ...] | None = None  # the only ones that compute blocks, in this order, if not all
+    tuned: tuple[Tuned, ...] = ()  # the parameters of kernels that are not left to the kernels
 
     def __call__(self, *blocks: Any) -> Any:
         first, *others = map(_only, blocks)

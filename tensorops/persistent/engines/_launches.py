@@ -30,22 +30,12 @@ _LINE = 128  # a subgroup's 16-byte vectors never share more lines than they mus
 
 @dataclass(eq=False)
 class Memory:
-    """What stands for a buffer while a step is recorded; OpenCL itself refuses it.
-
-    Parameters
-    ----------
-    nbytes
-        Its size.
-    argument, owner
-        The number of the array among all of the arguments, and the argument that it is in; -1 between calls.
-    is_donated
-        Whether the step may write to an argument.
-    """
+    """What stands for a buffer while a step is recorded; OpenCL itself refuses it."""
 
     nbytes: int
-    argument: int = -1
-    owner: int = -1
-    is_donated: bool = False
+    argument: int = -1  # the number of the array among all of the arguments; -1 between calls
+    owner: int = -1  # the argument that it is in
+    is_donated: bool = False  # whether the step may write to it
     is_result: bool = False
     first: int = -1  # the calls that have it first and last
     last: int = -1
@@ -150,18 +140,10 @@ class RecordingDevice(Device):
 
 @dataclass(eq=False)
 class Recorder:
-    """The launches of a step.
+    """The launches of a step."""
 
-    Parameters
-    ----------
-    device
-        Whose queue they will be enqueued on.
-    settings
-        Those in force around the step.
-    """
-
-    device: Device
-    settings: Settings
+    device: Device  # whose queue they will be enqueued on
+    settings: Settings  # those in force around the step
     calls: list[_Call] = field(default_factory=list)
     failure: CaptureError | None = None  # the first, which a kernel may take for a reason to decline
     is_open: bool = True
@@ -304,23 +286,13 @@ class Recorder:
 
 @dataclass(eq=False)
 class Prepared:
-    """Launches that are ready.
+    """Launches that are ready."""
 
-    Parameters
-    ----------
-    kernels, sizes
-        One kernel object for each launch, and its global and local size.
-    kept
-        What must live as long.
-    arena_bytes, separate_bytes
-        How many bytes the arrays in between occupy, and how many without shared memory.
-    """
-
-    kernels: list[Any]
-    sizes: list[tuple[tuple[int, ...], tuple[int, ...] | None]]
-    kept: list[Any]
-    arena_bytes: int
-    separate_bytes: int
+    kernels: list[Any]  # a kernel object for each launch
+    sizes: list[tuple[tuple[int, ...], tuple[int, ...] | None]]  # its global and local size
+    kept: list[Any]  # what must live as long
+    arena_bytes: int  # of the arrays in between
+    separate_bytes: int  # if they shared no memory
 
 
 def _caller() -> str:
@@ -333,28 +305,3 @@ def _caller() -> str:
             break
         frame = frame.f_back  # type: ignore[assignment]
     return name
-
-
-class Plans:
-    """In place of the plans in settings: the recorder is told of every call of an operator."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __getitem__(self, operator: Operator[..., Any]) -> _OfOperator:
-        self._recorder.asked = operator.__name__
-        return _OfOperator(self._recorder, operator)
-
-
-class _OfOperator:
-    def __init__(self, recorder: Recorder, operator: Operator[..., Any]) -> None:
-        self._recorder, self._operator = recorder, operator
-
-    def __getitem__(self, kind: type) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            return self._recorder.call(self._operator, args, kwargs)
-
-        return record
-
-    def __setitem__(self, kind: type, plan: Callable[..., Any]) -> None:
-        """Forget what is found for calls without an array by position: later settings are not these."""

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +15,19 @@ import numpy as np
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
-from tensorops.backends.settings import Settings, activate
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics, times, words_of
 from tensorops.persistent._comparison import agree
-from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves, same
+from tensorops.persistent._engine import (
+    Engine,
+    Options,
+    Step,
+    apart,
+    apart_again,
+    arranger,
+    leaves,
+    recording,
+    require_type,
+)
 from tensorops.persistent._results import NewResult, PartOfArgument
 
 if TYPE_CHECKING:
@@ -45,14 +53,7 @@ class NativeEngine(Engine):
         learn_types(_recorded.LIBRARY)
         self._name, donate = options.backend.name, options.donate
         self._lock = threading.Lock()
-        given: list[np.ndarray[Any, Any]] = []
-        owners: list[int] = []
-        self._others: list[Any] = []
-        for number, arg in enumerate(args):
-            flatten(arg, given, self._others, _OWN)
-            owners += [number] * (len(given) - len(owners))
-        if len({id(x) for x in given}) < len(given):
-            raise CaptureError("an array is among the arguments twice; later runs might have two")
+        given, owners, self._others = apart(args, _OWN)
         self._options = options
         self._donated = [owner in donate for owner in owners]
         recorder, self._kept, result = _recorded_step(step, args, given, owners, options)
@@ -61,7 +62,7 @@ class NativeEngine(Engine):
             raise CaptureError("the step returns an array that does not depend on its arguments")
         self._planned = recorder.plan(kept_results, options.workers or 0)
         order = {id(x): np.asarray(i) for i, x in enumerate(kept_results)}
-        self._arrange = _arranger(map_arrays(lambda x: order[id(x)], result))  # the recorder need not stay
+        self._arrange = arranger(map_arrays(lambda x: order[id(x)], result))  # the recorder need not stay
         if options.world_size > 1 and not self._planned.exchanges:
             raise CaptureError(f"world_size is {options.world_size}, but the step calls no all_reduce: {ALONE}")
         self.exchanges = tuple(
@@ -102,16 +103,11 @@ class NativeEngine(Engine):
 
         Return whether those are where they were.
         """
-        given: list[Any] = []
-        others: list[Any] = []
-        for arg in args:
-            flatten(arg, given, others, _OWN)
-        if len(given) != len(self._kept) or not same(others, self._others):
-            raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
+        given = apart_again(args, len(self._kept), self._others, _OWN)
         if not _OWN.issuperset(map(type, given)):
             given = [x if type(x) is np.ndarray else to_backend(x, "numpy") for x in given]
         for i in self._copied:
-            self._check_type(i, given[i])
+            require_type(i, (given[i].shape, given[i].dtype), self._types[i])
         changed = [i for i in self._in_place if given[i] is not self._kept[i] or _facts(given[i]) != self._seen[i]]
         self._require_separate(given)
         if changed:
@@ -139,7 +135,7 @@ class NativeEngine(Engine):
         """Let the plan read and write arguments where they are."""
         self._native_replay = None
         for i in changed:
-            self._check_type(i, given[i])
+            require_type(i, (given[i].shape, given[i].dtype), self._types[i])
             if not given[i].flags.c_contiguous or (self._donated[i] and not given[i].flags.writeable):
                 kind = "contiguous and writable" if self._donated[i] else "contiguous"
                 raise ValueError(f"array {i} of the arguments is not {kind}")
@@ -147,11 +143,6 @@ class NativeEngine(Engine):
             self._kept[i], self._seen[i] = given[i], _facts(given[i])
         self._move(changed)
         self._returned = self._returned_arguments()
-
-    def _check_type(self, i: int, x: np.ndarray[Any, Any]) -> None:
-        if (x.shape, x.dtype) != self._types[i]:
-            was, now = (f"{dtype.name} {shape}" for shape, dtype in (self._types[i], (x.shape, x.dtype)))
-            raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
 
     def forget(self) -> None:
         """Let go of the caller's arrays."""
@@ -245,11 +236,7 @@ class NativeEngine(Engine):
         The step is recorded again on these arguments, and all results of its calls are compared with those of a plan
         that keeps them.
         """
-        given: list[np.ndarray[Any, Any]] = []
-        owners: list[int] = []
-        for number, arg in enumerate(args):
-            flatten(arg, given, [], _OWN)
-            owners += [number] * (len(given) - len(owners))
+        given, owners, _ = apart(args, _OWN)
         before = [np.array(x) for x in given]
         recorder, kept, _ = _recorded_step(step, args, given, owners, self._options)
         names, wanted, results = recorder.results_of_calls()
@@ -289,10 +276,10 @@ def _recorded_step(
     options: Options,
 ) -> tuple[Recorder, list[Any], Any]:
     """Run a step on recorded arrays; return the recorder, the arrays it was run on, and its results."""
-    from tensorops.persistent._recorder import Plans, Recorder
+    from tensorops.persistent._recorder import Recorder
 
-    outer, donate = in_force(), options.donate
-    recorder = Recorder(outer, donate, options.repack, options.panels)
+    donate = options.donate
+    recorder = Recorder(in_force(), donate, options.repack, options.panels)
     recorded, kept = {}, []
     for x, owner in zip(given, owners, strict=True):
         if owner in donate and not x.flags.c_contiguous:
@@ -301,9 +288,8 @@ def _recorded_step(
         stays = owner not in donate and x.nbytes > SMALL
         kept.append(np.ascontiguousarray(x).reshape(x.shape) if stays else np.array(x, order="C"))
         recorded[id(x)] = recorder.argument(len(kept) - 1, owner, kept[-1])
-    inside: Any = Settings(outer.backend, outer.providers, plans=Plans(recorder))  # type: ignore[arg-type]
     traced = map_arrays(lambda x: recorded[id(x)], args)
-    with activate(inside):
+    with recording(recorder):
         return recorder, kept, step(*traced)
 
 
@@ -324,23 +310,6 @@ def _facts(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 def _type(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return array.shape, array.dtype.name
-
-
-def _arranger(tree: Any) -> Callable[[list[Any]], Any]:
-    """Return what puts arrays into the containers in which a tree has their numbers.
-
-    The usual ones have a function of their own, which takes a twentieth of the time of `map_arrays`.
-    """
-    kind = type(tree)
-    if kind is np.ndarray:
-        return itemgetter(int(tree))
-    if kind is list and len(tree) > 1 and all(type(x) is np.ndarray for x in tree):
-        several = itemgetter(*map(int, tree))
-        return lambda found: list(several(found))
-    if kind is list or kind is tuple:
-        parts = [_arranger(value) for value in tree]
-        return lambda found: kind(part(found) for part in parts)
-    return lambda found: map_arrays(lambda number: found[int(number)], tree)
 
 
 def _renew_locks() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from itertools import repeat
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,10 +14,19 @@ from tensorops._messages import describe_error
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
-from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import library_of
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
-from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves
+from tensorops.persistent._engine import (
+    Engine,
+    Options,
+    Step,
+    apart,
+    apart_again,
+    arranger,
+    leaves,
+    recording,
+    require_type,
+)
 
 MECHANISM = "a list of launches, each ready to be enqueued"
 PYTHON = ("arguments that are other arrays than before are set", "memory for results is allocated", "each launch")
@@ -40,14 +47,7 @@ class OpenCLEngine(Engine):
         self._name, self._library = options.backend.name, options.backend.library
         self._lock = threading.Lock()
         self._kinds: frozenset[type] = frozenset({pyopencl.array.Array, Array})
-        given: list[Any] = []
-        self._others: list[Any] = []
-        owners: list[int] = []
-        for number, arg in enumerate(args):
-            flatten(arg, given, self._others, self._kinds)
-            owners += [number] * (len(given) - len(owners))
-        if len({id(x) for x in given}) < len(given):
-            raise CaptureError("an array is among the arguments twice; later runs might have two")
+        given, owners, self._others = apart(args, self._kinds)
         first = _arguments.as_array("PersistentKernel", given[0]) if given else None
         self._device = first.device if first is not None else default_device()
         recorder = Recorder(self._device, in_force())
@@ -67,7 +67,8 @@ class OpenCLEngine(Engine):
             y._buffer.is_result = y._buffer.argument < 0
         self._made = list({id(y._buffer): y._buffer for y in arrays if y._buffer.is_result}.values())
         self._results = [(y._buffer, y._layout) for y in arrays]
-        self._tree = _tree(result, {id(y): i for i, y in enumerate(arrays)})
+        order = {id(y): np.asarray(i) for i, y in enumerate(arrays)}
+        self._arrange = arranger(map_arrays(lambda y: order[id(y)], result))  # the recorder need not stay
         prepared = recorder.prepare()
         self._prepared, self._calls = prepared, recorder.shown()
         self._enqueued = tuple(zip(*prepared.sizes, strict=True)) or ((), ())
@@ -130,12 +131,7 @@ class OpenCLEngine(Engine):
         """Set the arguments that are other arrays than in the last run; return all arrays, on the device."""
         from array_api_pyopencl._arguments import wait_for
 
-        given: list[Any] = []
-        others: list[Any] = []
-        for arg in args:
-            flatten(arg, given, others, self._kinds)
-        if len(given) != len(self._kept) or others != self._others:
-            raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
+        given = apart_again(args, len(self._kept), self._others, self._kinds)
         buffers, kept = self._buffers.copy(), self._kept.copy()
         changed = [i for i, x in enumerate(given) if x is not kept[i]]
         for i in changed:
@@ -165,9 +161,7 @@ class OpenCLEngine(Engine):
         if library_of(x) is not self._library:
             x = xp.asarray(to_backend(x, "numpy"), device=self._device).cl_array
         wrapped = xp.asarray(x)
-        if (wrapped.shape, wrapped.dtype) != (layout.shape, layout.dtype):
-            was, now = (f"{each.dtype.name} {each.shape}" for each in (layout, wrapped))
-            raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
+        require_type(i, (wrapped.shape, wrapped.dtype), (layout.shape, layout.dtype))
         reason = self._unwritable(wrapped)
         if reason and is_donated:
             raise ValueError(f"array {i} of the arguments {reason}")
@@ -204,7 +198,7 @@ class OpenCLEngine(Engine):
                 results.append(Array(buffer, layout, device))
             else:
                 results.append(raw_of(attributes(layout, device), buffer, events.copy()))
-        return self._tree(results)
+        return self._arrange(results)
 
     # ----------------------------------------------------------------------- what it is
 
@@ -224,12 +218,8 @@ def _recorded(step: Step, args: Any, recorder: Any) -> Any:
     """Run a step while its launches are recorded, and return its results."""
     import pyopencl as cl
 
-    from tensorops.persistent.engines._launches import Plans
-
-    outer = recorder.settings
-    inside: Any = Settings(outer.backend, outer.providers, plans=Plans(recorder))  # type: ignore[arg-type]
     try:
-        with activate(inside):
+        with recording(recorder):
             result = step(*args)
     except CaptureError:
         raise
@@ -240,17 +230,6 @@ def _recorded(step: Step, args: Any, recorder: Any) -> Any:
     if recorder.failure is not None:
         raise recorder.failure
     return result
-
-
-def _tree(result: Any, order: dict[int, int]) -> Callable[[list[Any]], Any]:
-    """Return what puts arrays into the containers of a step's result, in which they have these numbers."""
-    if id(result) in order:
-        return itemgetter(order[id(result)])
-    if type(result) in (list, tuple):
-        kind, parts = type(result), [_tree(value, order) for value in result]
-        return lambda arrays: kind([part(arrays) for part in parts])
-    pattern = map_arrays(lambda y: np.asarray(order[id(y)]), result)  # which does not keep the recorder
-    return lambda arrays: map_arrays(lambda number: arrays[int(number)], pattern)
 
 
 def _pointer(buffer: Any) -> int:

@@ -135,22 +135,6 @@ def test_linear_takes_any_layout_with_a_contiguous_last_axis(target, rng):
         assert_close(y.reshape(-1, 20), part.reshape(-1, 40), w[::-1, 1], bias)
 
 
-def test_several_threads_and_one_give_the_same_bits(target, rng):
-    x, w = normal(rng, 2, 1024), normal(rng, 2000, 1024)
-    parts, options = quantized(rng, 2000, 1024)
-    together = _native.linear(x, w), _native.quantized_linear(x, *parts, **options)
-    bound = _native.num_threads()
-    _native.set_num_threads(1)
-    try:
-        alone = _native.linear(x, w), _native.quantized_linear(x, *parts, **options)
-    finally:
-        _native.set_num_threads(bound)
-    for a, b in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(bits(a), bits(b))
-    assert_close(together[0], x, w)
-    assert_quantized(together[1], x, parts, options)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -181,26 +165,64 @@ def test_linear_says_what_it_refuses(change, reason, rng):
 # -------------------------------------------------------------------------------------- quantized_linear
 
 
-@pytest.mark.parametrize("group_size", [2, 8, 16, 32, 48, 64, 128, 512, 1024])
+def pack_panels(parts, options):
+    """Pack on a target that multiplies panels faster than plain weights, whichever target is in use."""
+    for name in support.TARGETS:
+        with support.using_target(name):
+            if _native.pack_panels_supports(*parts, **options) is None:
+                return _native.pack_panels(*parts, **options)
+    return pytest.skip("no target of this machine gains by panels")
+
+
+def plain(parts, options):
+    """Return the product with weights as they are."""
+    return lambda x: _native.quantized_linear(x, *parts, **options)
+
+
+def in_panels(parts, options):
+    """Return the product with weights in another order."""
+    panels = pack_panels(parts, options)
+    return lambda x: _native.panel_linear(x, panels)
+
+
+in_both_orders = pytest.mark.parametrize("product", [plain, in_panels])
+SIZES_OF_GROUPS = {plain: [2, 8, 16, 32, 48, 64, 128, 512, 1024], in_panels: [32, 64, 96, 512, 1024]}
+
+
+@pytest.mark.parametrize(("product", "group_size"), [(f, n) for f, sizes in SIZES_OF_GROUPS.items() for n in sizes])
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_and_number_of_rows(target, form, group_size, rng):
+def test_every_format_and_number_of_rows(target, form, product, group_size, rng):
     for groups in (1, 3, 5, 11, 66):  # fewer scales than lanes, and a last vector of them that overlaps the one before
         if group_size * groups > 2048:
             continue
-        for outputs in (1, 17, 81):
+        for outputs in (1, 17, 32, 81):
             parts, options = quantized(rng, outputs, group_size * groups, form, group_size)
-            every = [normal(rng, rows, group_size * groups) for rows in (1, 2, 3, 4, 5, 11, 53)]
-            found = [(_native.quantized_linear(x, *parts, **options), x) for x in every]
-            assert_many_quantized(found, parts, options)
+            multiply = product(parts, options)
+            every = [normal(rng, rows, group_size * groups) for rows in (1, 2, 3, 4, 5, 11, 53, 70)]
+            assert_many_quantized([(multiply(x), x) for x in every], parts, options)
 
 
+@pytest.mark.parametrize(("product", "rows"), [(None, 2), (plain, 2), (in_panels, 67)])
+def test_several_threads_and_one_give_the_same_bits(target, product, rows, rng):
+    x, w = normal(rng, rows, 1024), normal(rng, 2000, 1024)
+    parts, options = quantized(rng, 2000, 1024)
+    multiply = product(parts, options) if product else lambda x: _native.linear(x, w)
+    y = support.same_on_threads((1, 0), lambda: multiply(x))
+    if product:
+        assert_quantized(y, x, parts, options)
+    else:
+        assert_close(y, x, w)
+
+
+@in_both_orders
 @pytest.mark.parametrize("scale_dtype", SHORT)
 @pytest.mark.parametrize("dtype", SHORT)
 @pytest.mark.parametrize("form", FORMATS)
-def test_dtypes_of_x_and_scales(target, form, dtype, scale_dtype, rng):
+def test_dtypes_of_x_and_scales(target, form, dtype, scale_dtype, product, rng):
     parts, options = quantized(rng, 40, 576, form, 32, scale_dtype)
-    every = [normal(rng, rows, 576, dtype=dtype) for rows in (1, 4, 60)]
-    assert_many_quantized([(_native.quantized_linear(x, *parts, **options), x) for x in every], parts, options)
+    every = [normal(rng, *shape, 576, dtype=dtype) for shape in ((1,), (5,), (60,), (2, 3), ())]
+    multiply = product(parts, options)
+    assert_many_quantized([(multiply(x), x) for x in every], parts, options)
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1024, 1536])
@@ -230,17 +252,22 @@ def test_quantized_weights_of_any_layout(target, form, rng):
         assert _native.quantized_linear(batch, *strided, **options).shape == (2, rows, 30)
 
 
+@in_both_orders
 @pytest.mark.parametrize("form", FORMATS)
-def test_numbers_of_any_size(target, form, rng):
-    """Fixed-point numbers have a scale for each 32 neighbours: small ones beside large ones keep their digits."""
+def test_numbers_of_any_size(target, form, product, rng):
+    """Fixed-point numbers have a scale for each 32 neighbours: small ones beside large ones keep their digits.
+
+    Of four rows that are multiplied at once, some become whole numbers and others cannot.
+    """
     parts, options = quantized(rng, 40, 256, form)
+    multiply = product(parts, options)
     for exponents in ((0, 0), (-30, 30), (-37, -33), (-44, -38), (30, 36), (-45, 36)):
-        sizes = 10.0 ** np.repeat(rng.integers(exponents[0], exponents[1] + 1, 8), 32)
-        x = (rng.standard_normal((2, 256)) * sizes).astype(np.float32)
-        y = _native.quantized_linear(x, *parts, **options)
+        sizes = 10.0 ** np.repeat(rng.integers(exponents[0], exponents[1] + 1, (4, 8)), 32, axis=1)
+        sizes[2] = 1
+        x = (rng.standard_normal((4, 256)) * sizes).astype(np.float32)
         expected = REFERENCES["quantized_linear"](x, *parts, **options)
         bound = np.abs(x).astype(np.float64) @ magnitude(parts, options).T
-        np.testing.assert_array_less(np.abs(y - expected), 6 * 2.0**-24 * bound + 2e-44)
+        np.testing.assert_array_less(np.abs(multiply(x) - expected), 6 * 2.0**-24 * bound + 2e-44)
     # Each group by itself, whatever the others are: a scale for the whole row would leave nothing of the small ones.
     x = np.zeros((1, 256), np.float32)
     x[0, :32], x[0, 32:64] = 1e-12 * rng.standard_normal(32), 1e9
@@ -248,23 +275,24 @@ def test_numbers_of_any_size(target, form, rng):
     scales[:, 1] = 0
     if biases is not None:
         biases[:, 1] = 0
-    assert_quantized(_native.quantized_linear(x, *parts, **options), x, parts, options)
+    assert_quantized(product(parts, options)(x), x, parts, options)
 
 
+@in_both_orders
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_special_values_multiply_the_weights_themselves(target, form, special, rng):
+def test_special_values_multiply_the_weights_themselves(target, form, special, product, rng):
     """Infinity times an integer 0 would be NaN where infinity times the weight is not."""
-    (weight, scales, biases), options = quantized(rng, 50, 64, form)
-    weight[:25] = 0
+    parts, options = quantized(rng, 50, 64, form)
+    parts[0][:25] = 0
     x = normal(rng, 2, 64)
     x[1, 5] = special
-    y = _native.quantized_linear(x, weight, scales, biases, **options)
+    y = product(parts, options)(x)
     with np.errstate(invalid="ignore"):
-        expected = REFERENCES["quantized_linear"](x, weight, scales, biases, **options)
+        expected = REFERENCES["quantized_linear"](x, *parts, **options)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
     np.testing.assert_array_equal(y[~np.isfinite(expected)], expected[~np.isfinite(expected)])
-    assert_quantized(y[:1], x[:1], (weight, scales, biases), options)
+    assert_quantized(y[:1], x[:1], parts, options)
 
 
 def test_the_largest_number_of_a_group_keeps_its_sign(target):
@@ -328,13 +356,8 @@ def test_rows_are_copied(dtype, kind, rng):
 
 def test_many_rows_are_copied_by_several_threads(rng):
     weight, ids = normal(rng, 500, 333), rng.integers(0, 500, 4001)
-    before = _native.num_threads()
-    try:
-        for threads in (1, 2, 3, 8):
-            _native.set_num_threads(threads)
-            np.testing.assert_array_equal(_native.embedding(ids, weight), weight[ids])
-    finally:
-        _native.set_num_threads(before)
+    y = support.same_on_threads((1, 2, 3, 8), lambda: _native.embedding(ids, weight))
+    np.testing.assert_array_equal(y, weight[ids])
 
 
 @pytest.mark.parametrize(
@@ -380,28 +403,6 @@ def test_ids_that_another_thread_writes_to(rng):
 # -------------------------------------------------------------------------------------- weights in panels
 
 
-def pack_panels(parts, options):
-    """Pack on a target that multiplies panels faster than plain weights, whichever target is in use."""
-    for name in support.TARGETS:
-        with support.using_target(name):
-            if _native.pack_panels_supports(*parts, **options) is None:
-                return _native.pack_panels(*parts, **options)
-    return pytest.skip("no target of this machine gains by panels")
-
-
-@pytest.mark.parametrize("group_size", [32, 64, 96, 512, 1024])
-@pytest.mark.parametrize("form", FORMATS)
-def test_panels_of_every_format_and_number_of_rows(target, form, group_size, rng):
-    for groups in (1, 3, 5):
-        if group_size * groups > 2048:
-            continue
-        for outputs in (1, 32, 81):
-            parts, options = quantized(rng, outputs, group_size * groups, form, group_size)
-            panels = pack_panels(parts, options)
-            every = [normal(rng, rows, group_size * groups) for rows in (1, 2, 3, 4, 5, 11, 70)]
-            assert_many_quantized([(_native.panel_linear(x, panels), x) for x in every], parts, options)
-
-
 def test_sums_over_long_rows_of_panels(target, rng):
     """Equal numbers, on which rounding errors add up if they can."""
     parts, options = quantized(rng, 33, 65536)
@@ -433,49 +434,6 @@ def test_panels_lie_side_by_side_and_are_given_back(pool, rng):
 
 
 @pytest.mark.parametrize("scale_dtype", SHORT)
-@pytest.mark.parametrize("dtype", SHORT)
-@pytest.mark.parametrize("form", FORMATS)
-def test_dtypes_of_x_and_of_scales_in_panels(target, form, dtype, scale_dtype, rng):
-    parts, options = quantized(rng, 40, 576, form, 32, scale_dtype)
-    panels = pack_panels(parts, options)
-    for shape in ((1, 576), (5, 576), (2, 3, 576), (576,)):
-        x = normal(rng, *shape, dtype=dtype)
-        y = _native.panel_linear(x, panels)
-        assert y.dtype == x.dtype
-        assert_quantized(y, x, parts, options)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_panels_and_numbers_of_any_size(target, form, rng):
-    """Rows that become whole numbers and rows that cannot, four of them multiplied at once."""
-    parts, options = quantized(rng, 40, 256, form)
-    panels = pack_panels(parts, options)
-    for exponents in ((0, 0), (-30, 30), (-37, -33), (-44, -38), (30, 36), (-45, 36)):
-        sizes = 10.0 ** np.repeat(rng.integers(exponents[0], exponents[1] + 1, (4, 8)), 32, axis=1)
-        sizes[2] = 1
-        x = (rng.standard_normal((4, 256)) * sizes).astype(np.float32)
-        expected = REFERENCES["quantized_linear"](x, *parts, **options)
-        bound = np.abs(x).astype(np.float64) @ magnitude(parts, options).T
-        y = _native.panel_linear(x, panels)
-        np.testing.assert_array_less(np.abs(y - expected), 6 * 2.0**-24 * bound + 2e-44)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_special_values_beside_panels(target, form, special, rng):
-    (weight, scales, biases), options = quantized(rng, 50, 64, form)
-    weight[:25] = 0
-    x = normal(rng, 2, 64)
-    x[1, 5] = special
-    y = _native.panel_linear(x, pack_panels((weight, scales, biases), options))
-    with np.errstate(invalid="ignore"):
-        expected = REFERENCES["quantized_linear"](x, weight, scales, biases, **options)
-    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
-    np.testing.assert_array_equal(y[~np.isfinite(expected)], expected[~np.isfinite(expected)])
-    assert_quantized(y[:1], x[:1], (weight, scales, biases), options)
-
-
-@pytest.mark.parametrize("scale_dtype", SHORT)
 @pytest.mark.parametrize("form", FORMATS)
 def test_panels_of_any_layout_give_the_plain_arrays_back(form, scale_dtype, rng):
     (weight, scales, biases), options = quantized(rng, 70, 192, form, 64, scale_dtype)
@@ -493,20 +451,6 @@ def test_panels_of_any_layout_give_the_plain_arrays_back(form, scale_dtype, rng)
             np.testing.assert_array_equal(plain, part)
     weight[:] = 0  # which the panels no longer look at
     assert np.any(panels.unpack()[0])
-
-
-def test_panels_on_several_threads_and_one_give_the_same_bits(target, rng):
-    parts, options = quantized(rng, 2000, 1024)
-    panels, x = pack_panels(parts, options), normal(rng, 67, 1024)
-    together = _native.panel_linear(x, panels)
-    bound = _native.num_threads()
-    _native.set_num_threads(1)
-    try:
-        alone = _native.panel_linear(x, panels)
-    finally:
-        _native.set_num_threads(bound)
-    np.testing.assert_array_equal(bits(together), bits(alone))
-    assert_quantized(together, x, parts, options)
 
 
 @pytest.mark.parametrize(

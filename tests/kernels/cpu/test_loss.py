@@ -14,14 +14,18 @@ _native = support.require_native()
 normal = functools.partial(support.normal, scale=2.0)
 
 
-def assert_losses(logits, targets, dtype, *weight, **options):
-    y = _native.cross_entropy(logits, targets, *weight, **options)
+def assert_right(name, dtype, tolerance, *args, **options):
+    y = getattr(_native, name)(*args, **options)
     assert y is not NotImplemented
-    assert y.dtype == logits.dtype
+    assert y.dtype == args[0].dtype
     with np.errstate(all="ignore"):
-        expected = REFERENCES["cross_entropy"](logits, targets, *weight, **options)
-    assert_matches(np.asarray(y), expected, dtype, tolerance=2 if DTYPES[dtype].itemsize == 2 else 16)
+        expected = REFERENCES[name](*args, **options)
+    assert_matches(np.asarray(y), expected, dtype, tolerance=2 if DTYPES[dtype].itemsize == 2 else tolerance)
     return y
+
+
+def assert_losses(logits, targets, dtype, *weight, **options):
+    return assert_right("cross_entropy", dtype, 16, logits, targets, *weight, **options)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
@@ -196,13 +200,7 @@ NARROW = [name for name in DTYPES if name != "float64"]
 
 
 def assert_linear_losses(dtype, *args, **options):
-    y = _native.linear_cross_entropy(*args, **options)
-    assert y is not NotImplemented
-    assert y.dtype == args[0].dtype
-    with np.errstate(all="ignore"):
-        expected = REFERENCES["linear_cross_entropy"](*args, **options)
-    assert_matches(np.asarray(y), expected, dtype, tolerance=2 if DTYPES[dtype].itemsize == 2 else 32)
-    return y
+    return assert_right("linear_cross_entropy", dtype, 32, *args, **options)
 
 
 @pytest.mark.parametrize("weight_dtype", NARROW)

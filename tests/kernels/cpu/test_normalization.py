@@ -484,16 +484,7 @@ LONG_GROUPS = [(1, 1, (1, 1, 200_003)), (1, 1, (1, 3, 65_536)), (1, 2, (1, 4, 70
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_groups_are_shared_by_threads_without_a_trace(target, dtype, batch, groups, shape, rng):
     x, w, b = (normal(rng, *s, dtype=dtype) for s in (shape, shape[1:2], shape[1:2]))
-    bound = _native.num_threads()
-    results = []
-    try:
-        for threads in (1, 2, 3, 7):
-            _native.set_num_threads(threads)
-            results.append(_native.group_norm(x, groups, w, b))
-    finally:
-        _native.set_num_threads(bound)
-    for y in results[1:]:
-        support.assert_identical(y, results[0])
+    support.same_on_threads((1, 2, 3, 7), lambda: _native.group_norm(x, groups, w, b))
     assert_right_groups(x, groups, w, b, dtype)
 
 

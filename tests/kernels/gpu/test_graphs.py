@@ -214,8 +214,8 @@ def test_other_arguments_are_refused(torch):
     kernel = PersistentKernel(writing, [x, cache, place], backend="torch", donate=[1])
     kernel.compile()
     for args, words in (
-        ((x[:1], cache, place), r"array 0 of the arguments was torch.float32 \(2, 1\) .*, and is now .* \(1, 1\)"),
-        ((x, cache.double(), place), "array 1 of the arguments was torch.float32 .* and is now torch.float64"),
+        ((x[:1], cache, place), r"array 0 of the arguments was float32 \(2, 1\) .*, and is now .* \(1, 1\)"),
+        ((x, cache.double(), place), "array 1 of the arguments was float32 .* and is now float64"),
         ((x, cache), "differ from those when the step was compiled in more than values"),
         (([x], cache, place), "differ from those when the step was compiled in more than values"),
         ((x, np.zeros((2, 4), np.float32), place), "array 1 of the arguments is donated, so it must be on the GPU"),
