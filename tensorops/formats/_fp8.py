@@ -6,7 +6,7 @@ from tensorops._dtypes import dtype_name
 from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import looked_up, number
 from tensorops.formats._format import Format, Groups
-from tensorops.formats._packing import is_negative, number_bytes, quotient, rounded_bits
+from tensorops.formats._packing import divided, is_negative, number_bytes, quotient, rounded_bits
 
 ELEMENTS, SCALE_BYTES = 128, 4
 
@@ -65,7 +65,9 @@ def fp8_blocks(xp: Namespace, weight: Array, scales: Array) -> Array:
     return xp.reshape(blocks, (rows, count * (ELEMENTS + SCALE_BYTES)))
 
 
-def fp8_format(name: str, mantissa: int, lowest: int, highest: int, largest: float, specials: dict[int, float]) -> Format:
+def fp8_format(
+    name: str, mantissa: int, lowest: int, highest: int, largest: float, specials: dict[int, float]
+) -> Format:
     """Return the format of one kind of these numbers.
 
     Parameters
@@ -95,7 +97,7 @@ def fp8_format(name: str, mantissa: int, lowest: int, highest: int, largest: flo
 
     def pack(xp: Namespace, w: Array) -> Array:
         scale = quotient(xp, xp.max(xp.abs(w), axis=-1, keepdims=True), largest)
-        scaled = xp.clip(w / xp.where(scale == 0.0, xp.ones_like(scale), scale), -largest, largest)
+        scaled = xp.clip(divided(xp, w, scale), -largest, largest)
         bits = rounded_bits(xp, scaled, mantissa, lowest, highest)
         bits = xp.astype(xp.where(is_negative(xp, scaled), bits + 128, bits), xp.uint8)
         return xp.concat((number_bytes(xp, scale, SCALE_BYTES), bits), axis=-1)

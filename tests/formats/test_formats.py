@@ -105,7 +105,16 @@ def numbers(columns=256):
     halves[:, ::32] = rng.choice([-8.0, 7.5, 16.0, -127.0], (20, columns // 32))
     powers = 2.0 ** rng.integers(-40, 16, (60, columns)) * (1.0 + np.arange(-30, 30)[:, None] * 2.0**-24)
     exponents = rng.integers(-30, 6, (20, 1)).astype(np.float64)
-    parts = (random * 10.0**exponents, halves, halves / 7.0, signs, powers, random * 1e-7, 0.0 * signs[:, :1] + 0.0 * abs(random) * signs[:, :1], 3.5 + 0.0 * random)
+    parts = (
+        random * 10.0**exponents,
+        halves,
+        halves / 7.0,
+        signs,
+        powers,
+        random * 1e-7,
+        0.0 * np.abs(random) * signs[:, :1],
+        3.5 + 0.0 * random,
+    )
     return np.concatenate(parts).astype(np.float32)
 
 
@@ -150,7 +159,8 @@ def test_eight_bits_are_those_of_ml_dtypes(name, library):
     dtype, largest = FP8[name]
     groups = numbers().reshape(-1, 2, 128)
     scales = np.abs(groups).max(-1, keepdims=True) / np.float32(largest)
-    codes = (groups / np.where(scales == 0, np.float32(1), scales)).astype(dtype)
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    codes = np.clip(groups * inverse, -largest, largest).astype(dtype)
     expected = np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=-1).reshape(len(groups), -1)
     with support.holding(library, "float32"):
         blocks = support.back(written(name, support.there(numbers(), library)))

@@ -148,7 +148,9 @@ def write(folder: Path, layout: str, name: str = "llama") -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_quantized_folder(layout: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if layout.startswith("fp8,"):  # rows of whole blocks, and matrices of fewer rows than a block
-        monkeypatch.setattr(tiny_networks, "SIZES", tiny_networks.SIZES | {"hidden_size": 128, "intermediate_size": 256})
+        monkeypatch.setattr(
+            tiny_networks, "SIZES", tiny_networks.SIZES | {"hidden_size": 128, "intermediate_size": 256}
+        )
     write(tmp_path / "quantized", layout, name)
     plain = tmp_path / "plain"
     with warnings.catch_warnings():
