@@ -19,8 +19,8 @@ from tensorops.formats.sparse_2_4 import prune_2_4
 __all__ = ["Affine", "Format", "Groups", "fp8_blocks", "get", "names", "prune_2_4"]
 
 _OWN = (
-    "fp8_e4m3", "fp8_e5m2", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0",
-    "sparse_2_4"
+    "fp8_e4m3", "fp8_e5m2", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0",
+    "q5_1", "q5_k", "q6_k", "q8_0", "sparse_2_4"
 )  # fmt: skip
 
 

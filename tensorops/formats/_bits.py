@@ -27,7 +27,7 @@ def in_bytes(xp: Namespace, codes: Array) -> Array:
     return xp.astype(xp.astype(codes, xp.int16) & 255, xp.uint8)
 
 
-_KINDS = {2: (10, -14, 15), 4: (23, -126, 127)}
+KINDS = {2: (10, -14, 15), 4: (23, -126, 127)}
 """Of float16 and float32, by their bytes: bits of the mantissa, and the exponents of normal numbers."""
 
 
@@ -42,7 +42,7 @@ def number(xp: Namespace, stored: Array, nbytes: int) -> Array:
 
     if isinstance(stored, np.ndarray):
         return np.ascontiguousarray(stored).view(f"<f{nbytes}").astype(np.float32)
-    mantissa_bits, lowest, highest = _KINDS[nbytes]
+    mantissa_bits, lowest, highest = KINDS[nbytes]
     wide = xp.astype(stored, xp.int32)
     bits = wide[..., nbytes - 1 :] & 127
     for i in reversed(range(nbytes - 1)):
@@ -52,12 +52,15 @@ def number(xp: Namespace, stored: Array, nbytes: int) -> Array:
     powers = [max(e, 1) + lowest - 1 - mantissa_bits for e in range(last)]
     are_normal = (exponent > 0) & ((exponent < last) | (mantissa == 0))
     magnitude = xp.astype(xp.where(are_normal, mantissa + (1 << mantissa_bits), mantissa), xp.float32)
-    for half_of in (lambda e: e // 2, lambda e: e - e // 2):  # as the smallest powers of float32 are not normal
-        magnitude = magnitude * looked_up(
-            xp, [*(2.0 ** half_of(e) for e in powers), float("inf")], exponent, xp.float32
-        )
+    for part in halves(powers):  # as the smallest powers of float32 are not normal
+        magnitude = magnitude * looked_up(xp, [*(2.0**e for e in part), float("inf")], exponent, xp.float32)
     magnitude = xp.where((exponent == last) & (mantissa > 0), xp.full_like(magnitude, float("nan")), magnitude)
     return xp.where(wide[..., nbytes - 1 :] > 127, -magnitude, magnitude)
+
+
+def halves(powers: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return two lists of exponents whose sums are those given."""
+    return [e // 2 for e in powers], [e - e // 2 for e in powers]
 
 
 def nibbles(xp: Namespace, stored: Array) -> Array:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorops._typing import Array, Namespace
-from tensorops.formats._bits import _KINDS, looked_up
+from tensorops.formats._bits import KINDS, halves, looked_up
 from tensorops.libraries import creation_device
 
 
@@ -37,7 +37,7 @@ def divided(xp: Namespace, w: Array, scale: Array) -> Array:
 
 
 def steps(xp: Namespace, w: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return the distance of that many equal steps over each row, its smallest number, and distances from it in steps."""
+    """Return the size of that many steps over each row, its smallest number, and the distances from that in steps."""
     low = xp.min(w, axis=-1, keepdims=True)
     scale = quotient(xp, xp.max(w, axis=-1, keepdims=True) - low, float(count))
     return scale, low, divided(xp, w - low, scale)
@@ -96,8 +96,8 @@ def rounded_bits(xp: Namespace, x: Array, mantissa: int, lowest: int, highest: i
     a = xp.abs(x)
     exponent = exponents(xp, a, [2.0**e for e in range(lowest, highest + 1)], lowest)
     powers = [mantissa - e for e in range(lowest, highest + 1)]
-    for half_of in (lambda e: e // 2, lambda e: e - e // 2):  # as the inverses of large powers are not normal
-        a = a * looked_up(xp, [2.0 ** half_of(e) for e in powers], exponent - lowest, xp.float32)
+    for part in halves(powers):  # as the inverses of large powers are not normal
+        a = a * looked_up(xp, [2.0**e for e in part], exponent - lowest, xp.float32)
     units = xp.where(a == a, xp.clip(xp.round(a), 0.0, 2.0 ** (mantissa + 1)), xp.full_like(a, 3.0 * 2**mantissa))
     exponent = xp.where(a == a, exponent, xp.full_like(exponent, highest))
     return ((exponent - lowest) << mantissa) + xp.astype(units, xp.int32)
@@ -114,7 +114,7 @@ def number_bytes(xp: Namespace, x: Array, nbytes: int) -> Array:
 
     if isinstance(x, np.ndarray):
         return x.astype(f"<f{nbytes}").view(np.uint8)
-    bits = rounded_bits(xp, x, *_KINDS[nbytes])
+    bits = rounded_bits(xp, x, *KINDS[nbytes])
     found: list[Any] = [(bits >> 8 * i) & 255 for i in range(nbytes)]
     found[-1] = xp.where(is_negative(xp, x), found[-1] + 128, found[-1])
     return xp.astype(xp.concat(found, axis=-1), xp.uint8)

@@ -7,7 +7,6 @@ AWQ's become groups of integers, exactly. Scales of 8-bit floating-point numbers
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -98,7 +98,7 @@ def test_products_of_the_affine_form(name):
 
 @functools.cache
 def numbers(columns=256):
-    """Of any size, on and next to halves between two integers and powers of two, equal ones, and zeros of both signs."""
+    """Of any size, on and next to halves between two integers and powers of two, equal ones, and zeros."""
     rng, shape = np.random.default_rng(3), (20, columns)
     random, signs = rng.standard_normal(shape), rng.choice([-1.0, 1.0], shape)
     halves = rng.integers(-254, 255, shape) / 2.0
@@ -235,7 +235,7 @@ def test_what_cannot_be_written(name):
     for wrong in (np.nan, np.inf, -np.inf):
         w = np.zeros((2, 256), dtype=np.float32)
         w[1, 3] = wrong
-        with pytest.raises(ValueError, match="^quantize: w holds a number that is not finite"):
+        with pytest.raises(ValueError, match=r"^quantize: w holds a number that is not finite"):
             tp.quantize(w, format=name)
     with pytest.raises(ValueError, match=f"^quantize: w has {elements - 1} columns, not a multiple of {elements}"):
         tp.quantize(np.zeros((2, elements - 1)), format=name)
@@ -247,13 +247,13 @@ def test_what_cannot_be_written(name):
 
 
 def test_formats_that_are_only_read_and_dense_matrices_are_refused():
-    with pytest.raises(ValueError, match="^quantize: format is 'q4_k', which can only be read; those written are fp8"):
+    with pytest.raises(ValueError, match=r"^quantize: format is 'q4_k', which can only be read; those written are fp8"):
         tp.quantize(np.zeros((2, 256)), format="q4_k")
     with pytest.raises(ValueError, match=r"^quantize: w has more than two numbers other than 0 .*prune_2_4"):
         tp.quantize(np.ones((2, 32)), format="sparse_2_4")
-    with pytest.raises(ValueError, match="^prune_2_4: w has shape"):
+    with pytest.raises(ValueError, match=r"^prune_2_4: w has shape"):
         formats.prune_2_4(np, np.ones((2, 6)))
-    with pytest.raises(ValueError, match="^the numbers of format 'fp8_e4m3' are not integers times a scale"):
+    with pytest.raises(ValueError, match=r"^the numbers of format 'fp8_e4m3' are not integers times a scale"):
         formats.get("fp8_e4m3").affine(np, np.zeros((1, 132), dtype=np.uint8))
 
 
