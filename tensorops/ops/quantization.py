@@ -221,7 +221,9 @@ def quantize(
         Symmetric mode uses signed 8-bit integers and no biases.
     format : str, optional
         ``"affine"``, or one of `tensorops.formats.names` that can be written: ``"q4_0"``, ``"q4_1"``, ``"q5_0"``,
-        ``"q5_1"``, ``"q8_0"`` and ``"mxfp4"``, of which the blocks are equal to those of `gguf.quants.quantize`.
+        ``"q5_1"``, ``"q8_0"`` and ``"mxfp4"``, whose blocks are those of `gguf.quants.quantize`; ``"fp8_e4m3"`` and
+        ``"fp8_e5m2"``, with a scale for 128 neighbours; and ``"sparse_2_4"``, which takes a matrix that has at most two
+        numbers other than 0 in four neighbours, see `tensorops.formats.prune_2_4`.
 
     Returns
     -------

@@ -178,8 +178,6 @@ def test_a_quantized_folder(layout: str, name: str, tmp_path: Path, monkeypatch:
         ("awq", "qweight", lambda a: a[:, :-1], "does not fit"),
         ("mlx, 4 bits", "biases", None, "is not supported"),
         ("mlx, mxfp4", "scales", lambda a: a[:, :1], "does not fit"),
-        ("fp8", "weight_scale_inv", lambda a: np.ones((3, 1), np.float32), "is not supported"),
-        ("fp8", "weight_scale_inv", lambda a: a * np.float32(np.inf), "is not finite"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(layout: str, part: str, change: Any, message: str, tmp_path: Path) -> None:
@@ -190,6 +188,20 @@ def test_what_does_not_fit(layout: str, part: str, change: Any, message: str, tm
     if change is not None:
         made[key] = np.ascontiguousarray(change(array))
     save_file(made, tmp_path / "model.safetensors")
+    with pytest.raises(GGUFError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [(np.ones((3, 1), np.float32), "is not supported"), (np.full((1, 1), np.inf, np.float32), "not finite")],
+)
+def test_scales_of_eight_bits_that_do_not_fit(
+    scale: np.ndarray, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = (lambda w: ({"weight": fp8(w)[0]["weight"], "weight_scale_inv": scale}, w), LAYOUTS["fp8"][1])
+    monkeypatch.setitem(LAYOUTS, "fp8", wrong)
+    write(tmp_path, "fp8")
     with pytest.raises(GGUFError, match=message):
         LanguageModel.load(tmp_path)
 
