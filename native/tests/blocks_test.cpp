@@ -50,7 +50,8 @@ Parts fp8(Bytes p, int bits, int mantissa, int bias) {
     std::memcpy(&scale, p, sizeof scale);
     const int exponent = (bits & 127) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
     const int code = exponent == 0 ? fraction : fraction + (1 << mantissa);
-    return {std::ldexp(scale, std::max(exponent, 1) - bias - mantissa), bits > 127 ? -code : code};
+    const float unit = std::ldexp(scale, std::max(exponent, 1) - bias - mantissa);
+    return {bits > 127 ? -unit : unit, code};  // zeros have signs, integers do not
 }
 
 Parts parts_of(tensorops::Format format, Bytes p, int i) {

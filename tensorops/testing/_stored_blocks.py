@@ -101,7 +101,8 @@ def _fp8(b: Integers, i: Integers, mantissa: int, bias: int) -> Any:
     else:
         value = np.where(exponent == 31, np.where(fraction == 0, np.inf, np.nan), value)
     scale = b[:, :4].astype(np.uint8).copy().view("<f4").astype(np.float64)
-    return scale * np.where(bits > 127, -value, value)
+    exact = scale * np.where(bits > 127, -value, value)
+    return exact.astype(np.float32)  # what the numbers are, as their products with scales need more than 24 bits
 
 
 def _sparse(b: Integers, i: Integers) -> Any:
