@@ -130,7 +130,7 @@ def test_a_checker_knows_what_operators_take_and_return(program, module, check, 
 LEFT_OPEN = {
     "sample": "Array",
     "top_k": "tuple[KindT, Array]",
-    "quantize": "tuple[Array, KindT, KindT | None]",
+    "quantize": "tuple[Array, KindT | None, KindT | None]",
     "gated_delta_rule": "tuple[ArrayT, Array]",
 }
 

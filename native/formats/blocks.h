@@ -15,6 +15,7 @@ struct Field {
 
 // What a format leaves out
 struct BlockDefaults {
+    static constexpr bool kIsFloat = false;  // has `unpack` instead of what follows
     static constexpr bool kHasMinima = false;
     static constexpr int kOffset = 0;                  // is subtracted from codes
     static constexpr int kLowBits = 4, kHighBits = 0;  // of a code

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "formats.h"
+#include "fp8_e4m3.h"
+#include "fp8_e5m2.h"
 #include "iq4_nl.h"
 #include "iq4_xs.h"
 #include "mxfp4.h"
@@ -16,6 +18,7 @@
 #include "q5_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
+#include "sparse_2_4.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 

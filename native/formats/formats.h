@@ -2,7 +2,8 @@
 //
 // A format is a struct in a header of its own. It says where the codes of neighbouring weights are in a block, and
 // which scales and minima belong to them: weight = scale · (code - kOffset) + minimum. What it means in numbers is in
-// tensorops/formats; kernels/blocks.h reads it for each target.
+// tensorops/formats; kernels/block_codes.h reads it for each target. A format of numbers that are not integers times a
+// scale has `unpack` instead, which writes a block as float32.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,8 @@ namespace tensorops {
 
 // Every format: its name, the weights in a block, and the bytes
 #define TENSOROPS_FOR_EACH_FORMAT(DO) \
+    DO(fp8_e4m3, 128, 132)            \
+    DO(fp8_e5m2, 128, 132)            \
     DO(iq4_nl, 32, 18)                \
     DO(iq4_xs, 256, 136)              \
     DO(mxfp4, 32, 17)                 \
@@ -25,7 +28,8 @@ namespace tensorops {
     DO(q5_1, 32, 24)                  \
     DO(q5_k, 256, 176)                \
     DO(q6_k, 256, 210)                \
-    DO(q8_0, 32, 34)
+    DO(q8_0, 32, 34)                  \
+    DO(sparse_2_4, 32, 36)
 
 #define TENSOROPS_FORMAT_NAME(name, elements, bytes) name,
 enum class Format { TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_NAME) none };

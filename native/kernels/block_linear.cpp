@@ -3,8 +3,8 @@
 // Work: with a few rows of x, threads take outputs in order, as memory is read fastest; blocks are multiplied as they
 //   are, by the integers of block_digits.h. With more rows, a thread unpacks the codes of 32 outputs into a panel,
 //   whose words hold four neighbours of an output and whose vectors hold outputs, and multiplies it by all rows:
-//   nothing is summed over lanes: see block_panels.h. Without such instructions, and for rows with infinities, NaN or
-//   extreme numbers, weights become float32 instead; then dot_tiles.h.
+//   nothing is summed over lanes: see block_panels.h. Without such instructions, for rows with infinities, NaN or
+//   extreme numbers, and for formats of floating-point numbers, weights become float32 instead; then dot_tiles.h.
 // Precision: integers are exact. Products of a group are scaled in float32, and long rows are summed in blocks.
 // Bytes: the blocks once for every kPanelRows rows of x.
 #include "block_linear.h"
@@ -356,7 +356,10 @@ TENSOROPS_KERNEL(block_linear, BlockLinear) {
     const int threads = threads_for((op.outputs + kOutputs - 1) / kOutputs, work);
     const bool is_done = for_format(op.format, [&op, threads](auto f) {
         using F = decltype(f);
-        return op.digits == 1 ? products_of<F, 1>(op, threads) : products_of<F, 3>(op, threads);
+        if constexpr (F::kIsFloat)
+            return false;
+        else
+            return op.digits == 1 ? products_of<F, 1>(op, threads) : products_of<F, 3>(op, threads);
     });
     if (!is_done) products_in_float(op, threads);
 }

@@ -40,14 +40,18 @@ void unpack_piece(const std::uint8_t* p, std::int64_t length, float* to) {
 
 template <class F>
 void unpack(const char* blocks, std::int64_t length, float* to) {
-    constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes;
     const auto* p = reinterpret_cast<const std::uint8_t*>(blocks);
     std::int64_t i = 0;
-    for (; i + kPiece <= length; i += kPiece, p += kPieceBytes) unpack_piece<F>(p, kPiece, to + i);
-    if (i == length) return;
-    std::uint8_t last[kPieceBytes] = {};
-    std::memcpy(last, p, static_cast<std::size_t>((length - i) / F::kElements * F::kBytes));
-    unpack_piece<F>(last, length - i, to + i);
+    if constexpr (F::kIsFloat) {
+        for (; i < length; i += F::kElements, p += F::kBytes) F::unpack(p, to + i);
+    } else {
+        constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes;
+        for (; i + kPiece <= length; i += kPiece, p += kPieceBytes) unpack_piece<F>(p, kPiece, to + i);
+        if (i == length) return;
+        std::uint8_t last[kPieceBytes] = {};
+        std::memcpy(last, p, static_cast<std::size_t>((length - i) / F::kElements * F::kBytes));
+        unpack_piece<F>(last, length - i, to + i);
+    }
 }
 
 }  // namespace

@@ -57,13 +57,15 @@ Reason values_of_blocks(Call& call, Reader& in, const Array& weight, std::string
 
 }  // namespace
 
-TENSOROPS_OPERATOR(quantize, "w, *, bits, group_size, mode='affine' -> weight, scales, biases") {
+TENSOROPS_OPERATOR(quantize, "w, *, bits=4, group_size=32, mode='affine', format='affine' -> weight, scales, biases") {
     Reader in(call);
     const Array& w = in.array();
     Quantize op{};
     const std::int64_t bits = in.integer();
     op.group_size = in.integer();
     const bool is_affine = in.choice({"affine", "symmetric"}) == 0;
+    const std::string_view format = in.text();
+    if (format != kAffine) return "the kernel writes no blocks of format '" + std::string(format) + "'";
     in.require(refuse_matrix("w", w));
     in.require(w.size() != 0, "w is empty");
     in.require(is_affine || bits == 8, "mode 'symmetric' has 8 bits");

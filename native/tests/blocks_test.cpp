@@ -1,5 +1,7 @@
 // Weights in blocks of formats: their values, each found by its index from the definitions, and products with them.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "../formats/formats.h"
 #include "block_linear.h"
@@ -41,6 +43,15 @@ Parts k_quant(Bytes p, int i, Bytes nibbles, bool has_fifth) {
     const int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | (s[g - 4] >> 6) << 4;
     const int minimum = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) | (s[g] >> 6) << 4;
     return {half(p) * static_cast<float>(scale), q, -(half(p + 2) * static_cast<float>(minimum))};
+}
+
+Parts fp8(Bytes p, int bits, int mantissa, int bias) {
+    float scale;
+    std::memcpy(&scale, p, sizeof scale);
+    const int exponent = (bits & 127) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+    const int code = exponent == 0 ? fraction : fraction + (1 << mantissa);
+    const float unit = std::ldexp(scale, std::max(exponent, 1) - bias - mantissa);
+    return {bits > 127 ? -unit : unit, code};  // zeros have signs, integers do not
 }
 
 Parts parts_of(tensorops::Format format, Bytes p, int i) {
@@ -87,6 +98,16 @@ Parts parts_of(tensorops::Format format, Bytes p, int i) {
             const int q = nibble(p[4 + 8 * g + i % 8], i % 16 / 8);
             return {static_cast<float>(p[g] == 127 ? 0 : scale), kE2M1Values[q]};
         }
+        case tensorops::Format::fp8_e4m3:
+            return fp8(p, p[4 + i], 3, 7);
+        case tensorops::Format::fp8_e5m2:
+            return fp8(p, p[4 + i], 2, 15);
+        case tensorops::Format::sparse_2_4: {
+            const int places = p[i / 8] >> (i / 4 % 2 * 4);
+            const Bytes two = p + 4 + i / 4 * 4;
+            if ((places >> 2 & 3) == i % 4) return {half(two + 2), 1};
+            return {(places & 3) == i % 4 ? half(two) : 0, 1};
+        }
         case tensorops::Format::none:
             break;
     }
@@ -109,6 +130,13 @@ Input random_blocks(Test& t, tensorops::Format format, std::int64_t blocks) {
             break;
         case tensorops::Format::nvfp4:
             break;
+        case tensorops::Format::fp8_e4m3:
+        case tensorops::Format::fp8_e5m2:
+            upper_bytes = {3};
+            break;
+        case tensorops::Format::sparse_2_4:
+            for (int place = 5; place < 36; place += 2) upper_bytes.push_back(place);
+            break;
         case tensorops::Format::q2_k:
             upper_bytes = {81, 83};
             break;
@@ -127,11 +155,17 @@ Input random_blocks(Test& t, tensorops::Format format, std::int64_t blocks) {
         default:
             upper_bytes = {1};
     }
+    const bool is_e5m2 = format == tensorops::Format::fp8_e5m2;
+    if (is_e5m2 || format == tensorops::Format::fp8_e4m3)  // without infinities and NaN
+        for (Real& byte : stored.values)
+            if (const int largest = is_e5m2 ? 0x7c : 0x7f; (static_cast<int>(byte) & largest) == largest) byte = 1;
     for (std::int64_t b = 0; b < blocks; ++b)
         for (int place : upper_bytes) {
             Real& byte = stored.values[static_cast<std::size_t>(b * size.bytes + place)];
             const int given = static_cast<int>(byte);
-            byte = format == tensorops::Format::mxfp4 ? 120 + given % 8 : (given & 0x83) | 0x28;
+            byte = (given & 0x83) | 0x28;
+            if (format == tensorops::Format::mxfp4) byte = 120 + given % 8;
+            if (upper_bytes[0] == 3) byte = (given & 0x80) | 0x38;
         }
     return stored;
 }

@@ -13,11 +13,14 @@ from importlib.metadata import entry_points
 
 from tensorops._messages import meant
 from tensorops.formats._format import Affine, Format, Groups
+from tensorops.formats._fp8 import fp8_blocks
+from tensorops.formats.sparse_2_4 import prune_2_4
 
-__all__ = ["Affine", "Format", "Groups", "get", "names"]
+__all__ = ["Affine", "Format", "Groups", "fp8_blocks", "get", "names", "prune_2_4"]
 
 _OWN = (
-    "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"
+    "fp8_e4m3", "fp8_e5m2", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0",
+    "q5_1", "q5_k", "q6_k", "q8_0", "sparse_2_4"
 )  # fmt: skip
 
 

@@ -27,20 +27,40 @@ def in_bytes(xp: Namespace, codes: Array) -> Array:
     return xp.astype(xp.astype(codes, xp.int16) & 255, xp.uint8)
 
 
+KINDS = {2: (10, -14, 15), 4: (23, -126, 127)}
+"""Of float16 and float32, by their bytes: bits of the mantissa, and the exponents of normal numbers."""
+
+
 def half(xp: Namespace, stored: Array) -> Array:
     """Return two bytes along the last axis, low byte first, as float16 in float32; that axis has length 1 then."""
+    return number(xp, stored, 2)
+
+
+def number(xp: Namespace, stored: Array, nbytes: int) -> Array:
+    """Return that many bytes along the last axis, low byte first, as a number in float32."""
     import numpy as np  # `import tensorops` does without
 
     if isinstance(stored, np.ndarray):
-        return np.ascontiguousarray(stored).view("<f2").astype(np.float32)
+        return np.ascontiguousarray(stored).view(f"<f{nbytes}").astype(np.float32)
+    mantissa_bits, lowest, highest = KINDS[nbytes]
     wide = xp.astype(stored, xp.int32)
-    bits = wide[..., :1] + wide[..., 1:] * 256
-    mantissa, exponent = bits & 1023, (bits >> 10) & 31
-    powers = [2.0 ** (max(e, 1) - 25) for e in range(31)] + [float("inf")]
-    mantissa = xp.where((exponent > 0) & ((exponent < 31) | (mantissa == 0)), mantissa + 1024, mantissa)
-    magnitude = xp.astype(mantissa, xp.float32) * looked_up(xp, powers, exponent, xp.float32)
-    magnitude = xp.where((exponent == 31) & (mantissa < 1024), xp.full_like(magnitude, float("nan")), magnitude)
-    return xp.where(bits >= 1 << 15, -magnitude, magnitude)
+    bits = wide[..., nbytes - 1 :] & 127
+    for i in reversed(range(nbytes - 1)):
+        bits = (bits << 8) | wide[..., i : i + 1]
+    mantissa, exponent = bits & ((1 << mantissa_bits) - 1), bits >> mantissa_bits
+    last = highest - lowest + 2  # the exponent of infinity and NaN
+    powers = [max(e, 1) + lowest - 1 - mantissa_bits for e in range(last)]
+    are_normal = (exponent > 0) & ((exponent < last) | (mantissa == 0))
+    magnitude = xp.astype(xp.where(are_normal, mantissa + (1 << mantissa_bits), mantissa), xp.float32)
+    for part in halves(powers):  # as the smallest powers of float32 are not normal
+        magnitude = magnitude * looked_up(xp, [*(2.0**e for e in part), float("inf")], exponent, xp.float32)
+    magnitude = xp.where((exponent == last) & (mantissa > 0), xp.full_like(magnitude, float("nan")), magnitude)
+    return xp.where(wide[..., nbytes - 1 :] > 127, -magnitude, magnitude)
+
+
+def halves(powers: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return two lists of exponents whose sums are those given."""
+    return [e // 2 for e in powers], [e - e // 2 for e in powers]
 
 
 def nibbles(xp: Namespace, stored: Array) -> Array:

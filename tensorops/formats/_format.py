@@ -15,8 +15,8 @@ class Groups(NamedTuple):
 
     Attributes
     ----------
-    codes : array of int8 or uint8, shape (..., elements)
-        Integers; signed without minima.
+    codes : array of int8, uint8 or float32, shape (..., elements)
+        Integers, signed without minima; or numbers of a format that has no integers.
     scales : array of float32, shape (..., groups)
         One factor per group.
     minima : array of float32, shape (..., groups), or None
@@ -65,11 +65,15 @@ class Format:
     group_size : int
         How many neighbours share a scale.
     bits : int
-        How many bits codes need once they are in the layout of `tensorops.quantized_linear`, 4 or 8.
+        How many bits codes need once they are in the layout of `tensorops.quantized_linear`, 4 or 8; 0 if that
+        cannot represent them.
     unpack : callable
         Takes a namespace of the Array API and blocks, an array of uint8 of shape (..., nbytes); returns their `Groups`.
     halves : tuple of int, optional
         Where a block has numbers in float16.
+    pack : callable, optional
+        The inverse: takes a namespace and numbers in float32, shape (..., elements), and returns the blocks that
+        represent them best. Without it, numbers cannot be written in this format.
     """
 
     name: str
@@ -79,6 +83,7 @@ class Format:
     bits: int
     unpack: Callable[[Namespace, Array], Groups]
     halves: tuple[int, ...] = ()
+    pack: Callable[[Namespace, Array], Array] | None = None
 
     def values(self, xp: Namespace, stored: Array) -> Array:
         """Return the stored numbers.
@@ -102,6 +107,32 @@ class Format:
             wide = wide + xp.expand_dims(minima, axis=-1)
         return xp.reshape(wide, codes.shape)
 
+    def packed(self, xp: Namespace, w: Array) -> Array:
+        """Return numbers in blocks, rounded as the format's own writer does.
+
+        Parameters
+        ----------
+        xp : namespace
+            Of the array.
+        w : array of float32, shape (..., blocks · elements)
+            Numbers.
+
+        Returns
+        -------
+        array of uint8, shape (..., blocks · nbytes)
+            Whole blocks.
+
+        Raises
+        ------
+        ValueError
+            If there is no writer of this format.
+        """
+        if self.pack is None:
+            raise ValueError(f"numbers cannot be written in the format {self.name!r}, which can only be read")
+        *before, width = w.shape
+        blocks = self.pack(xp, xp.reshape(w, (*before, width // self.elements, self.elements)))
+        return xp.reshape(blocks, (*before, width // self.elements * self.nbytes))
+
     def affine(self, xp: Namespace, stored: Array) -> Affine:
         """Return the same numbers in the layout of `tensorops.quantized_linear`, which represents them exactly.
 
@@ -116,7 +147,14 @@ class Format:
         -------
         Affine
             Arguments of `tensorops.quantized_linear`.
+
+        Raises
+        ------
+        ValueError
+            If the numbers are not integers times a scale.
         """
+        if not self.bits:
+            raise ValueError(f"the numbers of format {self.name!r} are not integers times a scale")
         codes, scales, minima = self._groups(xp, stored)
         if self.bits == 8:
             weight = codes if minima is not None else in_bytes(xp, codes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import half, nibbles
 from tensorops.formats._format import Format, Groups
+from tensorops.formats._packing import divided, extreme, levels, number_bytes, paired
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:
@@ -12,4 +13,10 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., :2]), None)
 
 
-FORMAT = Format("q4_0", elements=32, nbytes=18, group_size=32, bits=4, unpack=_unpack, halves=(0,))
+def _pack(xp: Namespace, w: Array) -> Array:
+    scale = extreme(xp, w) / -8.0
+    codes = levels(xp, divided(xp, w, scale), 8.5, 15)
+    return xp.concat((number_bytes(xp, scale, 2), paired(xp, codes)), axis=-1)
+
+
+FORMAT = Format("q4_0", elements=32, nbytes=18, group_size=32, bits=4, unpack=_unpack, halves=(0,), pack=_pack)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import half
 from tensorops.formats._format import Format, Groups
-from tensorops.formats.q5_0 import five_bits
+from tensorops.formats._packing import levels, number_bytes, steps
+from tensorops.formats.q5_0 import five_bits, in_five_bits
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:
@@ -13,4 +14,10 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., :2]), half(xp, blocks[..., 2:4]))
 
 
-FORMAT = Format("q5_1", elements=32, nbytes=24, group_size=32, bits=8, unpack=_unpack, halves=(0, 2))
+def _pack(xp: Namespace, w: Array) -> Array:
+    scale, low, distance = steps(xp, w, 31)
+    codes = in_five_bits(xp, levels(xp, distance, 0.5, 31))
+    return xp.concat((number_bytes(xp, scale, 2), number_bytes(xp, low, 2), codes), axis=-1)
+
+
+FORMAT = Format("q5_1", elements=32, nbytes=24, group_size=32, bits=8, unpack=_unpack, halves=(0, 2), pack=_pack)

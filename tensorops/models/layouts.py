@@ -1,17 +1,18 @@
 """Quantised weights in folders: the layouts of MLX, GPTQ, AWQ, FP8 and MXFP4, as weights of the same values.
 
 Each layout is several tensors with a common name. MLX's and MXFP4's are only other orders of the same bytes; GPTQ's and
-AWQ's become groups of integers, exactly; those of 8-bit floating-point numbers become float32.
+AWQ's become groups of integers, exactly. Scales of 8-bit floating-point numbers move into their blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tensorops import formats
 
 from ._errors import GGUFError
 from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
@@ -25,9 +26,11 @@ __all__ = ["Raw", "combined"]
 
 Integers = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
-DTYPES = {"U8": "u1", "I8": "i1", "U32": "<u4", "I32": "<i4", "F8_E4M3": "u1", "F8_E8M0": "u1", "I64": "<i8"}
+DTYPES = {"U8": "u1", "I8": "i1", "U32": "<u4", "I32": "<i4", "I64": "<i8"}
+DTYPES |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0"), "u1")
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each of eight neighbours in an integer of 32 bits
 FP8_BLOCK = 128  # rows and columns with a scale of their own
+FP8_FORMATS = {"F8_E4M3": "fp8_e4m3", "F8_E5M2": "fp8_e5m2"}
 
 
 @dataclass(frozen=True)
@@ -213,32 +216,28 @@ def _microscaled(name: str, codes: Raw, scales: Raw, shape: tuple[int, ...]) -> 
     return ComputedTensor(name, shape, make, 32)
 
 
-def _e4m3() -> Float32:
-    """Return the numbers of 8 bits with 4 of exponent and 3 of mantissa; the largest of each sign is NaN."""
-    bits = np.arange(256)
-    exponent, mantissa = (bits >> 3) & 15, bits & 7
-    values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
-    values = np.where((bits & 127) == 127, np.nan, values)
-    return np.asarray(np.where(bits > 127, -values, values), dtype=np.float32)
-
-
 def _fp8(parts: dict[str, Any]) -> ComputedTensor:
-    """Numbers of 8 bits with a scale for each block of 128 × 128, as in DeepSeek's folders."""
+    """Numbers of 8 bits with a scale for each block of 128 × 128, as in DeepSeek's folders, for each row, or for all.
+
+    Rows of whole blocks stay packed.
+    """
     weight, scales = parts["weight"], parts["weight_scale_inv"]
-    fits = len(weight.shape) == 2 and scales.shape == tuple(-(-n // FP8_BLOCK) for n in weight.shape)
-    if weight.dtype != "F8_E4M3" or not (fits or prod(scales.shape) == 1):
+    blocks = tuple(-(-n // FP8_BLOCK) for n in weight.shape)
+    fits = len(weight.shape) == 2 and scales.shape in (blocks, (weight.shape[0], 1), (1, 1), (1,), ())
+    if weight.dtype not in FP8_FORMATS or not fits:
         raise weight.error(
             f"{weight.dtype} of shape {weight.shape} with scales of shape {scales.shape} is not supported"
         )
+    rows, columns = weight.shape
+    left = -columns % FP8_BLOCK
 
-    def make() -> Float32:
-        factors = scales.dequantize()
-        if prod(scales.shape) > 1:
-            factors = factors.repeat(FP8_BLOCK, axis=0)[: weight.shape[0]]
-            factors = factors.repeat(FP8_BLOCK, axis=1)[:, : weight.shape[1]]
-        values = np.asarray(_e4m3()[weight.array()] * factors, dtype=np.float32)
-        if not np.isfinite(values).all():
-            raise weight.error("holds a number that is not finite")
-        return values
+    def make() -> Float32 | BlockWeight:
+        padded = np.pad(weight.array(), ((0, 0), (0, left)))
+        stored = BlockWeight(formats.fp8_blocks(np, padded, scales.dequantize()), FP8_FORMATS[weight.dtype])
+        values = formats.get(stored.format).values
+        for start in range(0, rows, FP8_BLOCK):
+            if not np.isfinite(values(np, stored.blocks[start : start + FP8_BLOCK])).all():
+                raise weight.error("holds a number that is not finite")
+        return np.ascontiguousarray(values(np, stored.blocks)[:, :columns]) if left else stored
 
-    return ComputedTensor(weight.name, weight.shape, make)
+    return ComputedTensor(weight.name, weight.shape, make, 1 if left else FP8_BLOCK)

@@ -19,6 +19,7 @@ from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Nam
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
 from tensorops.formats import Format
+from tensorops.libraries import has_host_values
 
 __all__ = ["dequantize", "quantize", "quantized_linear"]
 
@@ -119,9 +120,17 @@ def check_blocks(name: str, label: str, weight: Array, others: dict[str, Any], f
     return found
 
 
-def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str) -> dict[str, Any]:
+def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str, format: str) -> dict[str, Any]:
     require_floating(name, w=w)
     require_ndim(name, "w", w, 2, 2)
+    if (format := as_format(name, format)) != AFFINE:
+        blocks = formats.get(format)
+        if blocks.pack is None:
+            known = ", ".join(each for each in formats.names() if formats.get(each).pack)
+            raise ValueError(f"{name}: format is {format!r}, which can only be read; those written are {known}")
+        if w.shape[1] % blocks.elements:
+            raise ValueError(f"{name}: w has {w.shape[1]} columns, not a multiple of {blocks.elements}, a block")
+        return {"mode": as_choice(name, "mode", mode, _MODES), "format": format}
     options = check_format(name, bits, group_size, mode)
     if w.shape[1] % options["group_size"]:
         raise ValueError(f"{name}: w has {w.shape[1]} columns, not a multiple of group_size {shown(group_size)}")
@@ -190,9 +199,9 @@ def _quantized_linear_rows(x: Array, weight: Array, scales: Array | None, biases
 
 @operator(check=_check_quantize)
 def quantize(
-    w: ArrayOfKind[KindT], *, bits: int, group_size: int, mode: str = "affine"
-) -> tuple[Array, KindT, KindT | None]:
-    r"""Quantize a matrix in groups along its rows.
+    w: ArrayOfKind[KindT], *, bits: int = 4, group_size: int = 32, mode: str = "affine", format: str = "affine"
+) -> tuple[Array, KindT | None, KindT | None]:
+    r"""Quantize a matrix in groups along its rows, or in blocks of a format.
 
     .. math:: q = \operatorname{round}\left(\frac{w - b}{s}\right), \qquad
               s = \frac{\max w - \min w}{2^{\mathit{bits}} - 1}, \quad b = \min w
@@ -203,30 +212,38 @@ def quantize(
     Parameters
     ----------
     w : array, floating point, shape (out, in)
-        Matrix; `in` is a multiple of `group_size`.
-    bits : {4, 8}
+        Matrix; `in` is a multiple of `group_size`, or of the numbers in a block.
+    bits : {4, 8}, optional
         Size of an integer.
-    group_size : int
+    group_size : int, optional
         How many neighbours in a row share a scale.
     mode : {"affine", "symmetric"}, optional
         Symmetric mode uses signed 8-bit integers and no biases.
+    format : str, optional
+        ``"affine"``, or one of `tensorops.formats.names` that can be written: ``"q4_0"``, ``"q4_1"``, ``"q5_0"``,
+        ``"q5_1"``, ``"q8_0"`` and ``"mxfp4"``, whose blocks are those of `gguf.quants.quantize`; ``"fp8_e4m3"`` and
+        ``"fp8_e5m2"``, with a scale for 128 neighbours; and ``"sparse_2_4"``, which takes a matrix that has at most two
+        numbers other than 0 in four neighbours, see `tensorops.formats.prune_2_4`.
 
     Returns
     -------
     weight : array of uint8, shape (out, in · bits / 8)
-        The integers: with 4 bits, two per byte, low half first; in symmetric mode, int8 in two's complement.
-    scales : array, shape (out, in / group_size)
-        Dtype of `w`.
+        The integers: with 4 bits, two per byte, low half first; in symmetric mode, int8 in two's complement. With a
+        `format`, rows of its blocks.
+    scales : array, shape (out, in / group_size), or None
+        Dtype of `w`; blocks have their own.
     biases : array or None
         Like `scales`; ``None`` in symmetric mode. Derivatives with respect to `w` flow through scales and biases to the
-        extremes of each group; the integers have none.
+        extremes of each group; the integers and blocks have none.
 
     Raises
     ------
     TypeError
         If `w` is not floating point.
     ValueError
-        If shapes do not match, or the combination of `bits` and `mode` is invalid.
+        If shapes do not match, the combination of `bits` and `mode` is invalid, or `format` can only be read. With a
+        `format`, also if a number is not finite, or too large for the format; numbers that are traced, lazy or on an
+        accelerator are not checked.
 
     Examples
     --------
@@ -234,8 +251,13 @@ def quantize(
     >>> weight, scales, biases = tensorops.quantize(np.asarray([[0.0, 1.0, 2.0, 15.0]]), bits=4, group_size=4)
     >>> weight, scales, biases
     (array([[ 16, 242]], dtype=uint8), array([[1.]]), array([[0.]]))
+    >>> blocks, *_ = tensorops.quantize(np.ones((2, 64)), format="q8_0")
+    >>> tensorops.quantized_linear(np.ones(64), blocks, format="q8_0").round(1)
+    array([64., 64.])
     """
     xp = get_namespace(w)
+    if format != AFFINE:
+        return _in_blocks(xp, w, formats.get(format)), None, None
     rows, columns = w.shape
     if 0 in w.shape:
         packed, scale, low = (xp.zeros_like(w) for _ in range(3))
@@ -382,6 +404,18 @@ def quantized_linear(
     wide, s, b = widen(xp, x, scales, biases)
     w = unpacked(xp, weight, s, b, bits, group_size)
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
+
+
+def _in_blocks(xp: Namespace, w: Array, format: Format) -> Array:
+    """Return a matrix in blocks of a format; raise if its numbers are known and do not fit."""
+    is_known = has_host_values(w) and 0 not in w.shape
+    wide = xp.astype(w, xp.float32)
+    if is_known and not bool(xp.all(xp.isfinite(wide))):
+        raise ValueError("quantize: w holds a number that is not finite in float32")
+    blocks = format.packed(xp, wide)
+    if is_known and not bool(xp.all(xp.isfinite(format.values(xp, blocks)))):
+        raise ValueError(f"quantize: w holds a number that is too large for format {format.name!r}")
+    return blocks
 
 
 def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:

@@ -1,7 +1,8 @@
 """Blocks of quantized numbers in float64, from the formats' definitions.
 
 Each number is found by its index, independently of `tensorops.formats`. Sources: ``ggml-common.h`` and
-``ggml-quants.c`` of llama.cpp, and the OCP Microscaling Formats (MX) Specification 1.0.
+``ggml-quants.c`` of llama.cpp, the OCP Microscaling Formats (MX) Specification 1.0, and the OCP 8-bit Floating Point
+Specification 1.0.
 """
 
 from __future__ import annotations
@@ -90,7 +91,34 @@ def _nvfp4(b: Integers, i: Integers) -> Any:
     return float64(scale) * _E2M1[_nibble(b, 4 + 8 * (i // 16) + i % 8, i % 16 // 8)]
 
 
+def _fp8(b: Integers, i: Integers, mantissa: int, bias: int) -> Any:
+    bits = b[:, 4 + i]
+    exponent, fraction = (bits & 127) >> mantissa, bits & 2**mantissa - 1
+    small = fraction * 2.0 ** (1 - bias - mantissa)
+    value = np.where(exponent == 0, small, (2**mantissa + fraction) * 2.0 ** (exponent - bias - mantissa))
+    if mantissa == 3:
+        value = np.where((bits & 127) == 127, np.nan, value)
+    else:
+        value = np.where(exponent == 31, np.where(fraction == 0, np.inf, np.nan), value)
+    scale = b[:, :4].astype(np.uint8).copy().view("<f4").astype(np.float64)
+    exact = scale * np.where(bits > 127, -value, value)
+    return exact.astype(np.float32)  # what the numbers are, as their products with scales need more than 24 bits
+
+
+def _sparse(b: Integers, i: Integers) -> Any:
+    four = i // 4
+    places = b[:, four // 2] >> 4 * (four % 2)
+    first, second = (_halves(b, 4 + 4 * four + 2 * k) for k in (0, 1))
+    return np.where((places >> 2 & 3) == i % 4, second, np.where((places & 3) == i % 4, first, 0.0))
+
+
+def _halves(b: Integers, at: Integers) -> Float64:
+    return np.stack([b[:, at], b[:, at + 1]], axis=-1).astype(np.uint8).view("<f2")[..., 0].astype(np.float64)
+
+
 _VALUES: dict[str, Callable[[Integers, Integers], Any]] = {
+    "fp8_e4m3": lambda b, i: _fp8(b, i, 3, 7),
+    "fp8_e5m2": lambda b, i: _fp8(b, i, 2, 15),
     "iq4_nl": lambda b, i: _half(b, 0) * _IQ4[_of_32(b, 2, i)],
     "iq4_xs": _iq4_xs,
     "mxfp4": lambda b, i: 2.0 ** (b[:, :1] - 128.0) * _E2M1[_of_32(b, 1, i)],
@@ -107,9 +135,11 @@ _VALUES: dict[str, Callable[[Integers, Integers], Any]] = {
     "q5_k": lambda b, i: _k4(b, i, 48, fifth=True),
     "q6_k": _q6_k,
     "q8_0": lambda b, i: _half(b, 0) * b[:, 2 + i].astype(np.uint8).view(np.int8),
+    "sparse_2_4": _sparse,
 }
 
 FORMATS: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "fp8_e4m3": (128, 132, ()), "fp8_e5m2": (128, 132, ()), "sparse_2_4": (32, 36, tuple(range(4, 36, 2))),
     "iq4_nl": (32, 18, (0,)), "iq4_xs": (256, 136, (0,)), "mxfp4": (32, 17, ()), "nvfp4": (64, 36, ()),
     "q2_k": (256, 84, (80, 82)), "q3_k": (256, 110, (108,)), "q4_0": (32, 18, (0,)), "q4_1": (32, 20, (0, 2)),
     "q4_k": (256, 144, (0, 2)), "q5_0": (32, 22, (0,)), "q5_1": (32, 24, (0, 2)), "q5_k": (256, 176, (0, 2)),
@@ -140,4 +170,11 @@ def random_blocks(r: np.random.Generator, name: str, *shape: int) -> Bytes:
         stored[..., 0] = r.integers(122, 127, stored.shape[:-1])
     elif name == "nvfp4":
         stored[..., :4] = r.integers(40, 60, (*stored.shape[:-1], 4))
+    elif name == "sparse_2_4":
+        stored[..., 5::2] |= r.integers(0, 2, (*stored.shape[:-1], 16), dtype=np.uint8) << 7
+    elif name in ("fp8_e4m3", "fp8_e5m2"):
+        is_special = stored & 0x7C == 0x7C if name == "fp8_e5m2" else stored & 0x7F == 0x7F
+        stored ^= np.where(is_special, np.uint8(0x40), np.uint8(0))
+        factors = r.uniform(0.5, 1.0, stored.shape[:-1]) / (448 if name == "fp8_e4m3" else 57344)
+        stored[..., :4] = factors.astype("<f4")[..., None].view(np.uint8)
     return stored.reshape(*rows, -1)

@@ -239,7 +239,7 @@ def _grouped_quantized_linear_cases() -> Iterator[Case]:
         "float32_parameters",
         lambda r: args(normal(r, 5, 64), r.integers(0, 4, 5), *_single(_stack(r, 4, 9, 64)), bits=4, group_size=GROUP),
     )
-    for name in ("q4_k", "q8_0"):
+    for name in ("q4_k", "q8_0", "fp8_e4m3", "sparse_2_4"):
         for rows in (1, 23):
             yield case(
                 f"{name}_{rows}",
@@ -341,9 +341,9 @@ def _layer_of_blocks(r: np.random.Generator) -> Arguments:
         return random_blocks(r, name, *shape)
 
     first = (normal(r, 5, 256), _logits(r, 5, 2), blocks("q4_k", 2, 64, 256), blocks("q8_0", 2, 256, 32))
-    shared = {"shared_gate_up_proj": blocks("q6_k", 64, 256), "shared_down_proj": blocks("q5_0", 256, 32)}
+    shared = {"shared_gate_up_proj": blocks("fp8_e4m3", 64, 256), "shared_down_proj": blocks("q5_0", 256, 32)}
     formats = dict(zip(("gate_up_format", "down_format"), ("q4_k", "q8_0"), strict=True))
-    formats |= {"shared_gate_up_format": "q6_k", "shared_down_format": "q5_0"}
+    formats |= {"shared_gate_up_format": "fp8_e4m3", "shared_down_format": "q5_0"}
     return first, {**shared, **formats, "top_k": 1}
 
 

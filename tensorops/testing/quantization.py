@@ -32,16 +32,23 @@ from tensorops.testing.values import (
 
 @quiet
 def quantize(
-    w: ArrayLike, *, bits: int, group_size: int, mode: Literal["affine", "symmetric"] = "affine"
-) -> tuple[NDArray[np.uint8], Float64, Float64 | None]:
+    w: ArrayLike,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: Literal["affine", "symmetric"] = "affine",
+    format: str = "affine",
+) -> tuple[NDArray[np.uint8], Float64 | None, Float64 | None]:
     """Round each group of `group_size` neighbours in a row of `w` (out, in) to integers of `bits` bits.
 
     Affine: ``q = round((w - min) / scale)`` with ``scale = (max - min) / (2**bits - 1)``, bias ``min``.
     Symmetric (8 bits): ``q = round(w / scale)`` with ``scale = max|w| / 127``, int8 seen as uint8, no bias.
     Ties round to even; a group of equal elements has scale 0 and q 0. Four-bit codes are packed two per byte,
-    low nibble first.
+    low nibble first. Of the formats, this writes q8_0 alone.
     """
     w = float64(w)
+    if format != "affine":
+        return _as_q8_0(w), None, None
     groups = w.reshape(w.shape[0], w.shape[1] // group_size, group_size)
     if mode == "symmetric":
         if bits != 8:
@@ -64,6 +71,13 @@ def _round_to_multiple(values: Float64, scales: Float64) -> Float64:
     """Return ``values / scales``, rounded half to even; 0 where the scale is 0."""
     scales = scales[..., None]
     return np.where(scales > 0, np.round(values / np.where(scales > 0, scales, 1.0)), 0.0)
+
+
+def _as_q8_0(w: Float64) -> NDArray[np.uint8]:
+    groups = w.reshape(w.shape[0], -1, 32)
+    scales = np.max(np.abs(groups), axis=-1) / 127.0
+    codes = _round_to_multiple(groups, scales).astype(np.int8).view(np.uint8)
+    return np.concatenate([scales.astype("<f2")[..., None].view(np.uint8), codes], axis=-1).reshape(w.shape[0], -1)
 
 
 def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -172,6 +186,7 @@ def _quantize_cases() -> Iterator[Case]:
         "symmetric",
         lambda r: args(_near_levels(r, 5, 3, 32, 8, symmetric=True), bits=8, group_size=32, mode="symmetric"),
     )
+    yield case("q8_0", lambda r: args(_near_levels(r, 5, 3, 32, 8, symmetric=True), format="q8_0"))
     yield case("constant_group", lambda r: args(np.full((2, 64), 0.75), bits=4, group_size=32), dtypes=ALL)
     yield case(
         "zeros_symmetric", lambda r: args(np.zeros((2, 64)), bits=8, group_size=32, mode="symmetric"), dtypes=ALL
@@ -181,12 +196,12 @@ def _quantize_cases() -> Iterator[Case]:
 
 def _packed(
     r: np.random.Generator, n_out: int, n_in: int, bits: int, group_size: int, symmetric: bool = False
-) -> tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.float64] | None]:
+) -> tuple[NDArray[np.uint8], Float64 | None, Float64 | None]:
     mode: Literal["symmetric", "affine"] = "symmetric" if symmetric else "affine"
     return quantize(normal(r, n_out, n_in), bits=bits, group_size=group_size, mode=mode)
 
 
-_IN_SHORT = ("q4_k", "q6_k", "q8_0", "mxfp4")
+_IN_SHORT = ("q4_k", "q6_k", "q8_0", "mxfp4", "fp8_e4m3", "sparse_2_4")
 """Formats that differ in kind; the tests of formats have all."""
 
 
@@ -267,6 +282,8 @@ ENTRIES = (
             ("group_size", ValueError, "group_size|w", lambda: args(ones(2, 60), bits=4, group_size=32)),
             ("mode", ValueError, "mode", lambda: args(ones(2, 64), bits=4, group_size=32, mode="other")),
             ("w_1d", ValueError, "w", lambda: args(ones(64), bits=4, group_size=32)),
+            ("part_of_block", ValueError, "w", lambda: args(ones(2, 48), format="q8_0")),
+            ("read_only", ValueError, "format", lambda: args(ones(2, 256), format="q6_k")),
             ("integer_w", TypeError, "w", lambda: args(integers(2, 64), bits=4, group_size=32)),
             (
                 "symmetric_bits",

@@ -81,6 +81,20 @@ def fp8(w: np.ndarray) -> Layout:
     return {"weight": stored, "weight_scale_inv": np.full((1, 1), scale)}, stored.astype(np.float64) * scale
 
 
+def fp8_by_block(w: np.ndarray) -> Layout:
+    count = -(-w.shape[0] // 128)
+    scale = (RNG.uniform(1, 2, (count, w.shape[1] // 128)) * np.abs(w).max() / 448).astype(np.float32)
+    each = scale.repeat(128, 0)[: w.shape[0]].repeat(128, 1)
+    stored = (w / each).astype(ml_dtypes.float8_e4m3fn)
+    return {"weight": stored, "weight_scale_inv": scale}, stored.astype(np.float64) * each
+
+
+def fp8_by_row(w: np.ndarray) -> Layout:
+    scale = (np.abs(w).max(-1, keepdims=True) / 57344).astype(np.float32)
+    stored = (w / scale).astype(ml_dtypes.float8_e5m2)
+    return {"weight": stored, "weight_scale_inv": scale}, stored.astype(np.float64) * scale
+
+
 def mlx(w: np.ndarray, bits: int = 4) -> Layout:
     codes, scales, zeros = groups(w, bits)
     biases = (-scales * zeros).astype(np.float32)
@@ -103,6 +117,8 @@ LAYOUTS: dict[str, tuple[Callable[..., Layout], dict[str, Any]]] = {
     "gptq, by activations": (lambda w: gptq(w, True), {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
     "awq": (awq, {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": SIZE}}),
     "fp8": (fp8, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
+    "fp8, packed": (fp8_by_block, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
+    "fp8, by row": (fp8_by_row, {"quantization_config": {"quant_method": "fp8"}}),
     "mlx, 4 bits": (mlx, {"quantization": {"group_size": SIZE, "bits": 4}}),
     "mlx, 8 bits": (lambda w: mlx(w, 8), {"quantization": {"group_size": SIZE, "bits": 8}}),
     "mlx, mxfp4": (mxfp4, {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}),
@@ -130,7 +146,11 @@ def write(folder: Path, layout: str, name: str = "llama") -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_quantized_folder(layout: str, name: str, tmp_path: Path) -> None:
+def test_a_quantized_folder(layout: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if layout.startswith("fp8,"):  # rows of whole blocks, and matrices of fewer rows than a block
+        monkeypatch.setattr(
+            tiny_networks, "SIZES", tiny_networks.SIZES | {"hidden_size": 128, "intermediate_size": 256}
+        )
     write(tmp_path / "quantized", layout, name)
     plain = tmp_path / "plain"
     with warnings.catch_warnings():
@@ -168,6 +188,20 @@ def test_what_does_not_fit(layout: str, part: str, change: Any, message: str, tm
     if change is not None:
         made[key] = np.ascontiguousarray(change(array))
     save_file(made, tmp_path / "model.safetensors")
+    with pytest.raises(GGUFError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [(np.ones((3, 1), np.float32), "is not supported"), (np.full((1, 1), np.inf, np.float32), "not finite")],
+)
+def test_scales_of_eight_bits_that_do_not_fit(
+    scale: np.ndarray, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = (lambda w: ({"weight": fp8(w)[0]["weight"], "weight_scale_inv": scale}, w), LAYOUTS["fp8"][1])
+    monkeypatch.setitem(LAYOUTS, "fp8", wrong)
+    write(tmp_path, "fp8")
     with pytest.raises(GGUFError, match=message):
         LanguageModel.load(tmp_path)
 

@@ -30,7 +30,7 @@ def or_another_that_holds_what_is_returned(ids: Integers, table: Single, logits:
 def indices_and_codes_are_of_another_dtype_and_left_open(x: Single, rng: np.random.Generator) -> None:
     assert_type(tp.sample(x, rng=rng), Any)
     assert_type(tp.sample(x, rng=x), Any)
-    assert_type(tp.quantize(x, bits=4, group_size=32), tuple[Any, Single, Single | None])
+    assert_type(tp.quantize(x, bits=4, group_size=32), tuple[Any, Single | None, Single | None])
 
 
 def ranks(x: Matrix, ids: Integers) -> None:

@@ -30,7 +30,7 @@ def options(x: Array) -> None:
     tp.silu(x, axis=0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     tp.rms_norm(x, epsilon=1e-6)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     tp.rms_norm(x, axis="last")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    tp.quantize(x, bits=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    tp.quantize(x, 4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def the_same_of_what_every_operator_has(x: Array) -> None:

@@ -45,7 +45,7 @@ def recurrences(x: Array, w: Array, gates: Array) -> None:
 
 def quantization(w: Array) -> None:
     codes, scales, biases = tp.quantize(w, bits=4, group_size=32)
-    assert_type(scales, Array)
+    assert_type(scales, Array | None)
     assert_type(biases, Array | None)
     assert_type(tp.dequantize(codes, scales, biases), Array)
     assert_type(tp.quantized_linear(w, codes, scales, biases), Array)

@@ -125,8 +125,12 @@ def dequantize(
     return Plan({"w": w}, (launch,))
 
 
-def quantize(device: Device, w: Operand, *, bits: int, group_size: int, mode: str) -> Plan | str:
+def quantize(
+    device: Device, w: Operand, *, bits: int, group_size: int, mode: str, format: str = "affine"
+) -> Plan | str:
     """Plan `tensorops.quantize`."""
+    if format != "affine":
+        return f"the kernel writes no blocks of format {format!r}, only affine groups"
     if reason := refuse_dtypes(device, w=w):
         return reason
     (outputs, columns), (along, step) = w.shape, w.strides
