@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops.kernels.pallas.blocks import LANES, MIB, VMEM, Blocks, padded, tile_rows
 from tensorops.kernels.pallas.refusals import DTYPES, refuse_arrays
-from tensorops.ops.quantization import refuse_blocks
+from tensorops.ops.quantization import AFFINE
 
 if TYPE_CHECKING:
     from tensorops.kernels.pallas.planners import Program
@@ -32,8 +32,8 @@ def quantized_linear(
     precision: str = "highest",
 ) -> Program | str:
     """Plan `tensorops.quantized_linear`."""
-    if reason := refuse_blocks(format):
-        return reason
+    if format != AFFINE:
+        return _of_blocks(generation, x, weight, format)
     if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
         return reason
     if reason := refuse_arrays({"scales": scales, "biases": biases}, (*DTYPES, "float16")):
@@ -50,6 +50,24 @@ def quantized_linear(
 
         layout = quantized.Format(bits, weight.shape[1], group_size * bits // 8, biases is None)
         return [quantized.quantized_linear(found, generation, sorted_once, layout, **arrays)]
+
+    return program
+
+
+def _of_blocks(generation: str, x: Any, weight: Any, format: str) -> Program | str:
+    if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
+        return reason
+    from tensorops.kernels.pallas import quantized_blocks
+
+    if format not in quantized_blocks.LAYOUTS:
+        return f"the kernel reads no blocks of format {format!r}"
+    fields = 8 // quantized_blocks.LAYOUTS[format].bits
+    found = _blocks(math.prod(x.shape[:-1]), weight.shape, 8 // fields, x.dtype.itemsize, [], False, generation)
+    if found is None:
+        return f"rows of {x.shape[-1]} elements do not fit the vector memory of a TPU {generation}"
+
+    def program(x: Any, weight: Any) -> list[Any]:
+        return [quantized_blocks.quantized_linear(found, generation, format, x, weight)]
 
     return program
 
