@@ -16,6 +16,7 @@ import numpy as np
 from tensorops import formats
 from tensorops.formats.iq4_nl import TABLE
 from tensorops.formats.mxfp4 import E2M1
+from tensorops.kernels.pallas.blocks import LANES
 
 Bytes = dict[str, jax.Array]
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -82,6 +83,23 @@ class Layout:
         found = np.full(of.nbytes, -1)
         found[self.start + byte] = byte // self.run * self.run * count + field * self.run + byte % self.run
         return found
+
+    def numbers(self, stored: jax.Array, field: int, upper: jax.Array | None) -> jax.Array:
+        """Return what the codes in a field of bytes stand for, in float32; `upper` bits are shifted already."""
+        if self.bits == 8:
+            return ((stored ^ 128) - 128).astype(jnp.float32)
+        codes = (stored >> field * self.bits) & ((1 << self.bits) - 1)
+        if self.upper is not None and upper is not None:
+            codes |= (upper & ((1 << self.upper.bits) - 1)) << self.bits
+        if not self.table:
+            return (codes - self.offset).astype(jnp.float32)
+        lanes = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+        table = jnp.zeros((1, LANES), jnp.float32)
+        for i, value in enumerate(self.table):
+            table = jnp.where(lanes == i, float(value), table)
+        table = jnp.broadcast_to(table, (codes.shape[0], LANES))
+        parts = [codes[:, i : i + LANES] for i in range(0, codes.shape[1], LANES)]
+        return jnp.concatenate([jnp.take_along_axis(table, part, axis=1) for part in parts], axis=1)
 
 
 def _half(b: Bytes, name: str) -> jax.Array:

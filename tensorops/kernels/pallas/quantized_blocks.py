@@ -206,19 +206,10 @@ class _Weights:
 
     def of_field(self, register: int, each: Field) -> jax.Array:
         """Return the weights in a field of a register's bytes, in float32; zeros where bytes are no codes."""
-        layout = self.plan.layout
-        codes = self._bytes(register)
-        if layout.bits == 8:
-            codes = (codes ^ 128) - 128
-        else:
-            codes = (codes >> each.field * layout.bits) & ((1 << layout.bits) - 1)
-        if layout.upper is not None and each.upper is not None:
+        layout, upper = self.plan.layout, None
+        if each.upper is not None:
             upper = self._taken(each.upper, self._bytes) >> self._row(each.shift)
-            codes |= (upper & ((1 << layout.upper.bits) - 1)) << layout.bits
-        if layout.table:
-            numbers = self._looked_up(codes)
-        else:
-            numbers = (codes - layout.offset).astype(jnp.float32)
+        numbers = layout.numbers(self._bytes(register), each.field, upper)
         w = numbers * self._taken(each.groups, self.scales.__getitem__)
         if self.minima[0] is not None:
             w += self._taken(each.groups, self.minima.__getitem__)
@@ -238,10 +229,3 @@ class _Weights:
             part = jnp.take_along_axis(source(register), places & (LANES - 1), axis=1)
             found = part if found is None else jnp.where(places < register * LANES, found, part)
         return found
-
-    def _looked_up(self, codes: jax.Array) -> jax.Array:
-        table = jnp.zeros((1, LANES), jnp.float32)
-        lanes = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
-        for i, value in enumerate(self.plan.layout.table):
-            table = jnp.where(lanes == i, float(value), table)
-        return jnp.take_along_axis(jnp.broadcast_to(table, codes.shape), codes, axis=1)
