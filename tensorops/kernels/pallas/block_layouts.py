@@ -193,15 +193,11 @@ LAYOUTS = {
     each.name: each
     for each in (
         Layout("iq4_nl", 2, 4, 16, _scale, _halves(d=0), table=TABLE),
-        Layout(
-            "iq4_xs", 8, 4, 16, _iq4_xs, _with_two(lambda j: 4 + j // 2, lambda j: 2 + j // 4, 0), table=TABLE
-        ),
+        Layout("iq4_xs", 8, 4, 16, _iq4_xs, _with_two(lambda j: 4 + j // 2, lambda j: 2 + j // 4, 0), table=TABLE),
         Layout("mxfp4", 1, 4, 16, _e8m0, _with_own(0), table=E2M1),
         Layout("nvfp4", 4, 4, 8, _e4m3, _with_own(0), table=E2M1),
         Layout("q2_k", 16, 2, 32, _q2_k, _with_own(0, d=80, m=82)),
-        Layout(
-            "q3_k", 32, 2, 32, _q3_k, _with_two(lambda j: 96 + j % 8, lambda j: 104 + j % 4, 108), 4, _by_run(0)
-        ),
+        Layout("q3_k", 32, 2, 32, _q3_k, _with_two(lambda j: 96 + j % 8, lambda j: 104 + j % 4, 108), 4, _by_run(0)),
         Layout("q4_0", 2, 4, 16, _scale, _halves(d=0), 8),
         Layout("q4_1", 4, 4, 16, _scale_and_minimum, _halves(d=0, m=2)),
         Layout("q4_k", 16, 4, 32, _six_bits, _with_six_bits),

@@ -16,7 +16,7 @@ _STREAMED = MIB // 2  # bytes of integers in a step: more than what moves while 
 _MOST_OUTPUTS = 256  # in a step
 _FEW = 16  # rows whose columns each step sorts again
 _WIDE = 8 * 4 * LANES  # bytes of numbers in registers' place, for each row and each output: eight columns of lanes
-_TILE = 32  # rows of a tile of bytes
+_TILE = 8  # rows of a tile where they are few
 _MOST = 0.9  # of the vector memory
 
 
@@ -58,24 +58,29 @@ def quantized_linear(
 def _of_blocks(generation: str, x: Any, weight: Any, format: str) -> Program | str:
     if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
         return reason
-    from tensorops.kernels.pallas import quantized_blocks, quantized_rows
-    from tensorops.kernels.pallas.block_layouts import LAYOUTS
+    from tensorops.kernels.pallas import quantized_blocks
 
-    if format not in LAYOUTS:
+    if format not in quantized_blocks.LAYOUTS:
         return f"the kernel reads no blocks of format {format!r}"
-    fields = 8 // LAYOUTS[format].bits
-    outputs, width = weight.shape
-    # XLA stores arrays in the order of axes in which tiles are fullest; it would copy them into the other one.
-    along_lanes = padded(outputs, _TILE) * padded(width, LANES) <= padded(width, _TILE) * padded(outputs, LANES)
-    kernel = quantized_blocks if along_lanes else quantized_rows
-    found = _blocks(math.prod(x.shape[:-1]), weight.shape, 8 // fields, x.dtype.itemsize, [], False, generation)
+    rows, (outputs, width) = math.prod(x.shape[:-1]), weight.shape
+    sorted_once, bits = rows > _FEW, quantized_blocks.LAYOUTS[format].bits
+    found = _blocks(rows, weight.shape, bits, x.dtype.itemsize, [], sorted_once, generation)
     if found is None:
         return f"rows of {x.shape[-1]} elements do not fit the vector memory of a TPU {generation}"
+    plan = quantized_blocks.plan(format, width, along_lanes=_along_lanes(outputs, width))
 
     def program(x: Any, weight: Any) -> list[Any]:
-        return [kernel.quantized_linear(found, generation, format, x, weight)]
+        return [quantized_blocks.quantized_linear(found, generation, sorted_once, plan, x, weight)]
 
     return program
+
+
+def _along_lanes(outputs: int, width: int) -> bool:
+    """Return whether XLA stores rows of bytes along the lanes, as it does where tiles are fuller then.
+
+    It would copy the array for a kernel that expects the other order.
+    """
+    return padded(outputs, _TILE) * padded(width, LANES) <= padded(width, _TILE) * padded(outputs, LANES)
 
 
 def _blocks(
