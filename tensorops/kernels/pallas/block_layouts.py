@@ -52,10 +52,10 @@ class Layout:
     bits
         Of these, how many a code has: a byte has ``8 / bits`` codes.
     run
-        Of neighbouring bytes, so many have neighbouring codes in their lowest bits; the next codes follow in the next
-        bits of the same bytes.
+        How many neighbouring bytes have neighbouring codes in their lowest bits; the next codes are in the next bits of
+        the same bytes.
     scales
-        Takes bytes by name, as int32, and the numbers of groups in their blocks; returns scales, and minima or ``None``.
+        Takes bytes by name, as int32, and numbers of groups in their blocks; returns scales, and minima or ``None``.
     places
         The bytes in a block by name, for each group of a block.
     offset

@@ -2,12 +2,12 @@
 
 Work: as for affine groups (`quantized.py`), rows of `x` stay while blocks of some outputs pass, and columns of `x` are
 sorted like the codes in the bytes, so that codes stay where they are. XLA stores rows of bytes along the lanes if they
-fill registers of 128. Then scales and upper bits of codes are taken from other lanes, by static tables, and bytes that are
-no codes have the weight zero. Otherwise XLA stores outputs along the lanes, to fill tiles: the bytes of a block are then
-rows, whose slices are codes and scales.
+fill registers of 128. Then scales and upper bits of codes are taken from other lanes, by static tables, and bytes that
+are no codes have the weight zero. Otherwise XLA stores outputs along the lanes, to fill tiles: the bytes of a block are
+then rows, whose slices are codes and scales.
 Precision: as for affine groups; a weight is what its format says, ``scale · code + minimum`` in float32.
-Bytes: those of the arguments and the result, and of tables; if the rows of `x` do not fit vector memory, the blocks once
-for each part of the rows.
+Bytes: those of the arguments and the result, and of tables; if the rows of `x` do not fit vector memory, the blocks
+once for each part of the rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Taken(NamedTuple):
 
 
 class Field(NamedTuple):
-    """The codes in some bits of the bytes in a register: their columns, groups, upper bits, and how these are shifted."""
+    """The codes in some bits of the bytes in a register: their columns, groups and upper bits, and how these shift."""
 
     field: int
     columns: int

@@ -58,18 +58,20 @@ def quantized_linear(
 def _of_blocks(generation: str, x: Any, weight: Any, format: str) -> Program | str:
     if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
         return reason
-    from tensorops.kernels.pallas import quantized_blocks
+    from tensorops.kernels.pallas.block_layouts import LAYOUTS
 
-    if format not in quantized_blocks.LAYOUTS:
+    if format not in LAYOUTS:
         return f"the kernel reads no blocks of format {format!r}"
     rows, (outputs, width) = math.prod(x.shape[:-1]), weight.shape
-    sorted_once, bits = rows > _FEW, quantized_blocks.LAYOUTS[format].bits
+    sorted_once, bits = rows > _FEW, LAYOUTS[format].bits
     found = _blocks(rows, weight.shape, bits, x.dtype.itemsize, [], sorted_once, generation)
     if found is None:
         return f"rows of {x.shape[-1]} elements do not fit the vector memory of a TPU {generation}"
-    plan = quantized_blocks.plan(format, width, along_lanes=_along_lanes(outputs, width))
 
     def program(x: Any, weight: Any) -> list[Any]:
+        from tensorops.kernels.pallas import quantized_blocks
+
+        plan = quantized_blocks.plan(format, width, along_lanes=_along_lanes(outputs, width))
         return [quantized_blocks.quantized_linear(found, generation, sorted_once, plan, x, weight)]
 
     return program
