@@ -121,7 +121,9 @@ def _(x: Array, weight: Array, scales: Array | None, biases: Array | None, **opt
 
 
 @grouped_quantized_linear.kernel(
-    "mlx", supports=lambda x, experts, *matrix, **options: _refuse(x, *matrix, **options), derivative="MLX"
+    "mlx",
+    supports=lambda x, experts, weight, scales, biases, **options: _refuse(x, weight, scales, biases, **options),
+    derivative="MLX",
 )
 def _(x: Array, experts: Array, weight: Array, scales: Array | None, biases: Array | None, **options: Any) -> Array:
     import mlx.core as mx
