@@ -101,9 +101,9 @@ def test_products(name, outputs, dtype, rng):
 
 @pytest.mark.costly
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("columns", [512, 2048])
-def test_several_blocks(columns, rng, monkeypatch):
-    monkeypatch.setitem(blocks.VMEM, blocks.UNKNOWN, columns * 3 * 2**10)
+@pytest.mark.parametrize(("columns", "vmem"), [(512, 3 * 2**19), (2048, 3 * 2**20)])
+def test_several_blocks(columns, vmem, rng, monkeypatch):
+    monkeypatch.setitem(blocks.VMEM, blocks.UNKNOWN, vmem)
     stored = random_blocks(rng, "q4_k", 300, columns)
     x = rng.standard_normal((100, columns), dtype=np.float32)
     y, steps = run(x, stored, "q4_k")
