@@ -321,7 +321,7 @@ def test_the_readme_says_which_kernels_there_are_in_opencl_c():
     [
         # multi_head_attention calls others, which have them
         ("dask", set(OPERATORS) - {"quantize", "dequantize", "sample", "einsum", "multi_head_attention"}),
-        ("mlx", {"quantized_linear"}),
+        ("mlx", {"quantized_linear", "grouped_quantized_linear"}),
         ("mlx_fast", {"rms_norm", "add_rms_norm", "layer_norm", "rope", "scaled_dot_product_attention"}),
     ],
 )

@@ -107,6 +107,10 @@ def _rows() -> Iterator[Row]:
     quantized = {"weight": ((14336, 2048), jnp.uint8), "scales": (14336, 128), "biases": (14336, 128)}
     for rows in (1, 512):
         yield row("quantized_linear", f"{rows} x 4096 -> 14336", x=(rows, 4096), **quantized)
+        for name, width in (("q4_0", 2304), ("q8_0", 4352), ("q4_k", 2304), ("q6_k", 3360), ("mxfp4", 2176)):
+            blocks = ((14336, width), jnp.uint8)
+            label = f"{name}, {rows} x 4096 -> 14336"
+            yield row("quantized_linear", label, {"format": name}, x=(rows, 4096), weight=blocks)
     for label, dtype in (("", half), (" in float32", jnp.float32)):
         table = ((128256, 4096), dtype)
         looked_up = row("embedding", f"4096 of (128256, 4096){label}", ids=((4096,), jnp.int32), weight=table)

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import call
+from tensorops.kernels.pallas.block_layouts import float16
 from tensorops.kernels.pallas.blocks import LANES, TOGETHER, Blocks, padded
 
 _LOW_HALVES = 0x0F0F0F0F
@@ -199,13 +200,7 @@ def _halves(reference: Any) -> jax.Array:
     """Return half of numbers in float32, also of the bits of float16."""
     if reference.dtype != jnp.int16:  # halved before it is wider: lanes of bfloat16 are permuted two at a time
         return (reference[...] * jnp.asarray(_HALF, reference.dtype)).astype(jnp.float32)
-    bits = reference[...].astype(jnp.int32)
-    magnitude, exponent = bits & 0x7FFF, bits & 0x7C00
-    # The exponent is 112 more in float32, and all ones again for infinity and NaN.
-    more = jnp.where(exponent == 0x7C00, 2 * 112 << 23, 112 << 23)
-    normal = jax.lax.bitcast_convert_type((magnitude << 13) + more, jnp.float32)
-    found = jnp.where(exponent == 0, magnitude.astype(jnp.float32) * 2.0**-24, normal)
-    return jnp.where(bits < 0, -_HALF, _HALF) * found
+    return _HALF * float16(reference[...].astype(jnp.int32))
 
 
 def _lanes(shape: tuple[int, ...]) -> jax.Array:

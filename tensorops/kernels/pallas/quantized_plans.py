@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops.kernels.pallas.blocks import LANES, MIB, VMEM, Blocks, padded, tile_rows
 from tensorops.kernels.pallas.refusals import DTYPES, refuse_arrays
-from tensorops.ops.quantization import refuse_blocks
+from tensorops.ops.quantization import AFFINE
 
 if TYPE_CHECKING:
     from tensorops.kernels.pallas.planners import Program
@@ -16,6 +16,7 @@ _STREAMED = MIB // 2  # bytes of integers in a step: more than what moves while 
 _MOST_OUTPUTS = 256  # in a step
 _FEW = 16  # rows whose columns each step sorts again
 _WIDE = 8 * 4 * LANES  # bytes of numbers in registers' place, for each row and each output: eight columns of lanes
+_TILE = 8  # rows of a tile where they are few
 _MOST = 0.9  # of the vector memory
 
 
@@ -32,8 +33,8 @@ def quantized_linear(
     precision: str = "highest",
 ) -> Program | str:
     """Plan `tensorops.quantized_linear`."""
-    if reason := refuse_blocks(format):
-        return reason
+    if format != AFFINE:
+        return _of_blocks(generation, x, weight, format)
     if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
         return reason
     if reason := refuse_arrays({"scales": scales, "biases": biases}, (*DTYPES, "float16")):
@@ -52,6 +53,36 @@ def quantized_linear(
         return [quantized.quantized_linear(found, generation, sorted_once, layout, **arrays)]
 
     return program
+
+
+def _of_blocks(generation: str, x: Any, weight: Any, format: str) -> Program | str:
+    if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
+        return reason
+    from tensorops.kernels.pallas.block_layouts import LAYOUTS
+
+    if format not in LAYOUTS:
+        return f"the kernel reads no blocks of format {format!r}"
+    rows, (outputs, width) = math.prod(x.shape[:-1]), weight.shape
+    sorted_once, bits = rows > _FEW, LAYOUTS[format].bits
+    found = _blocks(rows, weight.shape, bits, x.dtype.itemsize, [], sorted_once, generation)
+    if found is None:
+        return f"rows of {x.shape[-1]} elements do not fit the vector memory of a TPU {generation}"
+
+    def program(x: Any, weight: Any) -> list[Any]:
+        from tensorops.kernels.pallas import quantized_blocks
+
+        plan = quantized_blocks.plan(format, width, along_lanes=_along_lanes(outputs, width))
+        return [quantized_blocks.quantized_linear(found, generation, sorted_once, plan, x, weight)]
+
+    return program
+
+
+def _along_lanes(outputs: int, width: int) -> bool:
+    """Return whether XLA stores rows of bytes along the lanes, as it does where tiles are fuller then.
+
+    It would copy the array for a kernel that expects the other order.
+    """
+    return padded(outputs, _TILE) * padded(width, LANES) <= padded(width, _TILE) * padded(outputs, LANES)
 
 
 def _blocks(
