@@ -91,6 +91,7 @@ def generate(
     prompt: str | None,
     backend: Backend | None,
     precision: str,
+    kv_dtype: str,
     context_length: int | None,
     model: Path | None,
     max_new_tokens: int | None,
@@ -121,7 +122,7 @@ def generate(
     options = {"max_new_tokens": max_new_tokens, **sampling(given)}
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext(), shortage_told():
         path = model_path(model)
-        network = _model.load(path, chosen, tensor_parallel, precision, context_length)
+        network = _model.load(path, chosen, tensor_parallel, context_length, precision=precision, kv_dtype=kv_dtype)
         if chat:
             _model.require_template(network, path, "leave out --chat, and the prompt is continued as it is")
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name

@@ -43,6 +43,20 @@ def half(xp: Namespace, stored: Array) -> Array:
     return xp.where(bits >= 1 << 15, -magnitude, magnitude)
 
 
+def half_bytes(xp: Namespace, x: Array) -> Array:
+    """Return float32 numbers from 0 on as float16 in two bytes along a new last axis, low byte first; see `half`."""
+    import numpy as np
+
+    if isinstance(x, np.ndarray):
+        return x.astype("<f2")[..., None].view(np.uint8)
+    x = xp.expand_dims(x, axis=-1)
+    # The exponent, or the least one, at which subnormal numbers have a mantissa below 1024: their bits need no case.
+    exponent = xp.floor(xp.log2(xp.where(x < 2.0**-14, xp.full_like(x, 2.0**-14), x)))
+    steps = xp.round(x * looked_up(xp, [2.0 ** (10 - e) for e in range(-14, 16)], exponent + 14.0, xp.float32))
+    bits = xp.astype(steps, xp.int32) + xp.astype(exponent + 14.0, xp.int32) * 1024
+    return xp.astype(xp.concat((bits & 255, bits >> 8), axis=-1), xp.uint8)
+
+
 def nibbles(xp: Namespace, stored: Array) -> Array:
     """Return the low halves of bytes, and after them the high ones, along the last axis."""
     return xp.concat((stored & 15, stored >> 4), axis=-1)

@@ -256,7 +256,7 @@ class Batch:
         llama, ids, sequence = self.llama, request.ids, request.sequence
         known = self.cache.length(sequence)
         self.cache.append(sequence, ids[known:])
-        alone = llama.new_cache()
+        alone = llama.new_cache(kv_dtype="float32")
         alone.reserve(len(ids))
         pages, offsets = self.cache.places(sequence, 0, len(ids))
         if known:

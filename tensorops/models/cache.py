@@ -6,21 +6,41 @@ immutable, or a compiler traces, a new key is put into place by the library's op
 into a write if it may overwrite the old cache; in a library without it, the key is *selected* into place, which costs a
 pass over the cache. Elsewhere it is written in place. And a Python integer that changes with every token would be a new
 constant to compile, so a compiler sees positions as arrays.
+
+The dtype of the slots says how keys and values are kept: as they are, in halves, or as bytes of q8_0's blocks.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import tensorops as tp
+from tensorops.formats import q8_0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FIRST_CAPACITY", "KVCache", "Slots", "concat", "grown"]
+    from .config import ModelConfig
+
+__all__ = [
+    "FIRST_CAPACITY",
+    "KV_DTYPES",
+    "KVCache",
+    "Slots",
+    "attention",
+    "concat",
+    "grown",
+    "layout",
+    "storage",
+    "stored",
+]
 
 Array = Any
 FIRST_CAPACITY = 128  # tokens
+KV_DTYPES = ("float32", "float16", "bfloat16", "q8_0")  # in which keys and values may be kept
+_UNPACKED_BYTES = 1 << 26  # the most that are made of 8 bits at a time, unless a single head has more
 
 
 def grown(capacity: int, tokens: int) -> int:
@@ -28,6 +48,72 @@ def grown(capacity: int, tokens: int) -> int:
     while capacity < tokens:
         capacity *= 2
     return capacity
+
+
+def storage(head_dim: int, kv_dtype: str) -> tuple[int, np.dtype[Any]]:
+    """Return the length and the dtype of what is kept of a key or a value."""
+    if kv_dtype not in KV_DTYPES:
+        raise ValueError(f"kv_dtype is {kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
+    if kv_dtype == "q8_0":
+        return -(-head_dim // 32) * 34, np.dtype(np.uint8)
+    if kv_dtype == "bfloat16":
+        import ml_dtypes
+
+        return head_dim, np.dtype(ml_dtypes.bfloat16)
+    return head_dim, np.dtype(kv_dtype)
+
+
+def layout(config: ModelConfig, capacity: int, kv_dtype: str) -> list[list[tuple[tuple[int, ...], np.dtype[Any]]]]:
+    """Return the shapes and dtypes of what the blocks keep of a sequence: first those of keys, then those of values.
+
+    Of a gated delta net, the states take their places; of a block that attends to the keys of another, nothing does.
+    """
+    convolution = (1, 1, config.conv_width - 1, config.state_channels)
+    states = convolution, (1, config.state_heads, config.state_dim, config.state_dim)
+    kinds = []
+    for number in range(config.blocks):
+        block, shapes, dtype = config.of_block(number), states, np.dtype(np.float32)
+        if number in config.sources:
+            shapes = ((1, 1, 1, 1),) * 2
+        elif number not in config.recurrent:
+            width, dtype = storage(block.head_dim, kv_dtype)
+            shapes = ((1, block.kv_heads, capacity, width),) * 2
+        kinds.append([(shape, dtype) for shape in shapes])
+    return [list(part) for part in zip(*kinds, strict=True)]
+
+
+def stored(xp: Any, x: Array, dtype: Any) -> Array:
+    """Return keys or values as slots of a dtype keep them."""
+    if dtype != xp.uint8:
+        return x if x.dtype == dtype else xp.astype(x, dtype)
+    if spare := -x.shape[-1] % 32:
+        zeros = xp.broadcast_to(xp.zeros_like(x[..., :1]), (*x.shape[:-1], spare))
+        x = xp.concat((x, zeros), axis=-1)
+    return q8_0.pack(xp, x)
+
+
+def attention(xp: Any, q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """Return what attention gives in the dtype of queries, for keys and values as they are kept."""
+    if q.dtype == k.dtype:
+        return tp.scaled_dot_product_attention(q, k, v, **options)
+    if k.dtype != xp.uint8:
+        y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, **options)
+        return xp.astype(y, q.dtype)
+    (_, heads, tokens, dim), group = k.shape, q.shape[1] // k.shape[1]
+    together = max(_UNPACKED_BYTES // (8 * tokens * dim), 1)
+    sinks, parts = options.pop("sinks", None), []
+    for first in range(0, heads, together):
+        some, own = slice(first, first + together), slice(first * group, (first + together) * group)
+        if sinks is not None:
+            options["sinks"] = sinks[own]
+        unpacked = (_unpacked(xp, part[:, some, :, :], q.shape[3]) for part in (k, v))
+        parts.append(tp.scaled_dot_product_attention(q[:, own, :, :], *unpacked, **options))
+    return concat(parts, axis=1)
+
+
+def _unpacked(xp: Any, blocks: Array, head_dim: int) -> Array:
+    rows: Array = tp.dequantize(xp.reshape(blocks, (-1, blocks.shape[3])), format="q8_0")
+    return xp.reshape(rows, (*blocks.shape[:3], rows.shape[1]))[..., :head_dim]
 
 
 class Slots:
@@ -75,13 +161,13 @@ class Slots:
         k, v = self.keys[number], self.values[number]
         window = options.pop("window", None)
         if self._start is None:  # a compiler needs all slots, as the number of those in use changes with every token
-            return tp.scaled_dot_product_attention(q, k, v, mask=self._mask(window), **options)
+            return attention(self._xp, q, k, v, mask=self._mask(window), **options)
         end = self._start + self._count
         first = 0 if window is None else max(self._start + 1 - window, 0)
         seen = (slots[:, :, first:end, :] for slots in (k, v))
         if self._count == 1:
-            return tp.scaled_dot_product_attention(q, *seen, **options)
-        return tp.scaled_dot_product_attention(q, *seen, is_causal=True, window=window, **options)
+            return attention(self._xp, q, *seen, **options)
+        return attention(self._xp, q, *seen, is_causal=True, window=window, **options)
 
     def state(self, number: int) -> tuple[Array, Array]:
         """Return the states of a gated delta net, for the number of a block."""
@@ -101,6 +187,7 @@ class Slots:
     def _placed(self, old: Array, new: Array) -> Array:
         """Return `old` (1, heads, capacity, head_dim) with `new` (1, heads, tokens, head_dim) in its slots."""
         old = self._xp.asarray(old)
+        new = stored(self._xp, new, old.dtype)
         if self._start is not None:
             old[:, :, self._start : self._start + self._count, :] = new
             return old
@@ -203,7 +290,7 @@ class KVCache:
 def _accepts_assignment(slots: Array) -> bool:
     """Return whether an assignment that changes nothing succeeds; the standard leaves it to the library."""
     try:
-        tp.get_namespace(slots).asarray(slots)[0, 0, 0, 0] = 0.0  # as `Slots.place` writes
+        tp.get_namespace(slots).asarray(slots)[0, 0, 0, 0] = 0  # as `Slots.place` writes
     except TypeError:
         return False
     return True

@@ -13,7 +13,7 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import Ranks, connect
 
-from .cache import FIRST_CAPACITY, KVCache, concat
+from .cache import FIRST_CAPACITY, KVCache, concat, layout, storage
 from .config import ModelConfig
 from .files import read_model
 from .logprobs import LogProbs, likeliest
@@ -132,6 +132,10 @@ class LanguageModel:
     precision : {"highest", "high", "low"}, optional
         How accurate products with quantised weights have to be; see `tensorops.quantized_linear`. It matters where a
         kernel reads the blocks of a file.
+    kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
+        How the keys and values of a text are kept. Attention computes with queries in float16 or bfloat16, too, then.
+        With "q8_0", 32 neighbours are integers of 8 bits with a common scale, about a quarter of float32's bytes, which
+        become float32 again before attention, one block's at a time. The states of gated delta nets stay float32.
 
     Attributes
     ----------
@@ -170,7 +174,10 @@ class LanguageModel:
         world_size: int = 1,
         mpi_rank: int | None = None,
         precision: str = "highest",
+        kv_dtype: str = "float32",
     ) -> None:
+        storage(config.head_dim, kv_dtype)  # raises unless there is such a dtype
+        self.kv_dtype = kv_dtype
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
         backend = backend or _default_backend(mesh)
@@ -231,6 +238,7 @@ class LanguageModel:
         world_size: int = 1,
         mpi_rank: int | None = None,
         precision: str = "highest",
+        kv_dtype: str = "float32",
     ) -> LanguageModel:
         """Load a model and its tokenizer.
 
@@ -251,6 +259,8 @@ class LanguageModel:
             See `LanguageModel`.
         precision : {"highest", "high", "low"}, optional
             See `LanguageModel`.
+        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
+            See `LanguageModel`.
 
         Returns
         -------
@@ -266,8 +276,9 @@ class LanguageModel:
         """
         with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
             _, config, tensors, tokenizer = read_model(path)
-        ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
-        return cls(config, tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
+        options: dict[str, Any] = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
+        options |= {"precision": precision, "kv_dtype": kv_dtype}
+        return cls(config, tensors, tokenizer, backend=backend, compile=compile, **options)
 
     from_gguf = load
 
@@ -284,13 +295,15 @@ class LanguageModel:
             )
         self._context_length = tokens
 
-    def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
+    def new_cache(self, capacity: int = FIRST_CAPACITY, *, kv_dtype: str | None = None) -> KVCache:
         """Return an empty cache, to be passed to successive calls.
 
         Parameters
         ----------
         capacity : int
             For how many tokens it has room; it grows when it is full.
+        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
+            How keys and values are kept; by default as the model says.
 
         Returns
         -------
@@ -298,9 +311,7 @@ class LanguageModel:
             The cache.
         """
         c = self._part
-        empty = [
-            [np.zeros(shape, dtype=np.float32) for shape in of] for of in zip(*c.cache_shapes(capacity), strict=True)
-        ]
+        empty = [[np.zeros(*each) for each in part] for part in layout(c, capacity, kv_dtype or self.kv_dtype)]
         keys, values = self._move(empty, HEADS)
         return KVCache(keys, values, self.context_length, c.recurrent, tuple(c.sources))
 
@@ -571,7 +582,7 @@ class LanguageModel:
         max_seq_length: int | None = None,
         page_size: int = 32,
         max_num_pages: int | None = None,
-        kv_dtype: str = "float32",
+        kv_dtype: str | None = None,
         on_end: Callable[[int], object] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Continue several sequences of tokens together: the weights are read once for all of them.
@@ -596,8 +607,8 @@ class LanguageModel:
             How many pages there are; by default enough for `max_batch` sequences of `max_seq_length` or, without
             `max_new_tokens`, of 2,048 tokens more than the longest prompt. With fewer, sequences wait, and the youngest
             may have to begin again.
-        kv_dtype : {"float32", "float16", "bfloat16"}
-            In which keys and values are kept.
+        kv_dtype : {"float32", "float16", "bfloat16"}, optional
+            How keys and values are kept; by default as the model says.
         on_end : callable, optional
             Called with the number of each prompt whose text is complete, after its last token.
 
@@ -651,7 +662,7 @@ class LanguageModel:
         max_seq_length: int | None = None,
         page_size: int | None = None,
         max_num_pages: int | None = None,
-        kv_dtype: str = "float32",
+        kv_dtype: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -676,8 +687,8 @@ class LanguageModel:
         page_size, max_num_pages : int, optional
             Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them; by default, there are
             enough for `batch` sequences.
-        kv_dtype : {"float32", "float16", "bfloat16"}
-            In which pages keep keys and values.
+        kv_dtype : {"float32", "float16", "bfloat16"}, optional
+            How pages keep keys and values; by default as the model says.
         temperature, top_k, top_p, min_p
             As for `generate_ids`.
         repack : bool, optional
@@ -715,13 +726,13 @@ class LanguageModel:
         repack = mode == "decode" if repack is None else repack
         return persistent(self, options, num_workers=num_workers, repack=repack, profile=profile)
 
-    def new_paged_cache(self, page_size: int, max_num_pages: int, *, dtype: str = "float32") -> PagedKVCache:
+    def new_paged_cache(self, page_size: int, max_num_pages: int, *, dtype: str | None = None) -> PagedKVCache:
         """Return empty pages for keys and values of many sequences.
 
         Parameters
         ----------
         page_size, max_num_pages, dtype
-            See `PagedKVCache`.
+            See `PagedKVCache`; by default, the dtype is the model's `kv_dtype`.
 
         Returns
         -------
@@ -746,7 +757,7 @@ class LanguageModel:
             blocks=c.blocks,
             kv_heads=c.kv_heads,
             head_dim=c.head_dim,
-            dtype=dtype,
+            dtype=dtype or self.kv_dtype,
             backend=self.backend,
         )
 

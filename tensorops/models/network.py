@@ -14,7 +14,7 @@ import tensorops as tp
 from tensorops.persistent.ranks import Ranks
 
 from . import architectures
-from .cache import Slots
+from .cache import Slots, attention, stored
 from .layer import Layer, Step
 from .weights import embed, linear
 
@@ -321,15 +321,11 @@ class _Cache:
         self._where = {"lengths": lengths, "page_table": table}
 
     def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
-        xp, dtype = self._xp, self.keys[number].dtype
         if k is not None:
             self.keys[number] = self._put(self.keys[number], k)
             self.values[number] = self._put(self.values[number], v)
         k, v = self.keys[number], self.values[number]
-        y = tp.scaled_dot_product_attention(
-            xp.astype(q, dtype, copy=False), k, v, is_causal=q.shape[2] > 1, **self._where, **options
-        )
-        return xp.astype(y, q.dtype, copy=False)
+        return attention(self._xp, q, k, v, is_causal=q.shape[2] > 1, **self._where, **options)
 
     def state(self, number: int) -> tuple[Array, Array]:
         return self.keys[number], self.values[number]
@@ -342,7 +338,7 @@ class _Cache:
     def _put(self, old: Array, new: Array) -> Array:
         """Return keys or values of a block with those of a step in their places."""
         xp = self._xp
-        new = xp.astype(new, old.dtype, copy=False)
+        new = stored(xp, new, old.dtype)
         if self._places is None:
             return _assigned(old, (slice(None), slice(None), self._positions, slice(None)), new)
         rows = xp.reshape(new, (self._places.shape[0], old.shape[-1]))

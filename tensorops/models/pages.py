@@ -14,12 +14,15 @@ import numpy as np
 
 import tensorops as tp
 
+from .cache import KV_DTYPES, storage
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["OutOfPagesError", "PagedKVCache"]
 
 Array = Any
+_DTYPES = KV_DTYPES[:3]  # kernels read pages in place, of numbers only
 _ROOT = -1  # what comes before the first page
 
 
@@ -92,14 +95,15 @@ class PagedKVCache:
         for name, value in {**sizes, "blocks": blocks, "kv_heads": kv_heads, "head_dim": head_dim}.items():
             if isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
-        if dtype not in ("float32", "float16", "bfloat16"):
-            raise ValueError(f"dtype is {dtype!r}, expected 'float32', 'float16' or 'bfloat16'")
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
         self.page_size, self.max_num_pages = page_size, max_num_pages
         self.dtype, self._heads = dtype, kv_heads
         in_force = tp.get_backend()
         backend = backend or ("numpy" if in_force == "auto" else in_force)
-        shape = (max_num_pages + 1, kv_heads, page_size, head_dim)
-        empty = [[np.zeros(shape, _numpy_dtype(dtype)) for _ in range(blocks)] for _ in ("keys", "values")]
+        width, kept = storage(head_dim, dtype)
+        shape = (max_num_pages + 1, kv_heads, page_size, width)
+        empty = [[np.zeros(shape, kept) for _ in range(blocks)] for _ in ("keys", "values")]
         self.keys, self.values = tp.to_backend(empty, backend)
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()  # the oldest first
         self._next = 0
@@ -406,11 +410,3 @@ class PagedKVCache:
             for head in heads
         ]
         return np.asarray(found, np.int32)
-
-
-def _numpy_dtype(name: str) -> Any:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16

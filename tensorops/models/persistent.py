@@ -33,7 +33,7 @@ class StepOptions:
     max_seq_length: int | None
     page_size: int | None
     max_num_pages: int | None
-    kv_dtype: str
+    kv_dtype: str | None
     pick: dict[str, Any]
 
     def check(self, context_length: int) -> None:
@@ -50,7 +50,7 @@ class StepOptions:
                 f"max_seq_length is {self.max_seq_length}, expected 1 to the context length, {context_length}"
             )
         self._check_mode(context_length)
-        if self.page_size is None and (self.batch > 1 or self.max_num_pages or self.kv_dtype != "float32"):
+        if self.page_size is None and (self.batch > 1 or self.max_num_pages or self.kv_dtype):
             name = "batch" if self.batch > 1 else "max_num_pages" if self.max_num_pages else "kv_dtype"
             raise ValueError(f"{name} is {getattr(self, name)!r}, which needs pages: give page_size")
 
@@ -180,6 +180,8 @@ def persistent(llama: LanguageModel, options: StepOptions, **others: Any) -> Mod
     options.check(llama.config.context_length)
     if options.mode == "prefill" and llama.config.recurrent:
         raise ValueError("mode 'prefill' has tokens without effect, but states keep all: read the text with the model")
+    if options.mode != "onepass" and (options.kv_dtype or llama.kv_dtype) == "q8_0":
+        raise ValueError("steps keep no 8 bits, but kv_dtype is 'q8_0': load the model with another one")
     capacity, ranks = options.capacity(llama.config.context_length), llama._ranks
     if isinstance(ranks, MPIRanks):
         others |= {"world_size": ranks.size, "mpi_rank": ranks.rank}

@@ -123,11 +123,12 @@ class PromptCache:
         cache.truncate(0)
         cache.reserve(len(ids))
         for name, own in (("keys", cache.keys), ("values", cache.values)):
-            expected = [(*slots.shape[:2], len(ids), slots.shape[3]) for slots in own]
-            if [part.shape for part in stored[name]] != expected:
-                raise ValueError(f"{path} has keys and values of a model with other sizes")
+            there = [np.asarray(tp.to_backend(slots, "numpy")) for slots in own]
+            expected = [((*slots.shape[:2], len(ids), slots.shape[3]), slots.dtype) for slots in there]
+            if [(part.shape, part.dtype) for part in stored[name]] != expected:
+                raise ValueError(f"{path} has keys and values of a model with other sizes, or in another dtype")
             for number, part in enumerate(stored[name]):
-                slots = np.zeros(tuple(own[number].shape), dtype=np.float32)
+                slots = np.zeros_like(there[number])
                 slots[:, :, : len(ids), :] = part
                 own[number] = tp.to_backend(slots, backend)
         cache.length, self._ids = len(ids), ids.tolist()

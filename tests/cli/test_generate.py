@@ -216,6 +216,9 @@ def test_keys_of_other_sizes_are_refused(path, model, tmp_path):
     assert again.cache.capacity == 128  # no other than that of a new cache: compilers have seen it
     other = LanguageModel.load(make_gguf.write_llama(tmp_path / "one.gguf", context_length=99), "numpy")
     other_kept = other.new_prompt_cache()
+    halves = LanguageModel.load(path, "numpy", kv_dtype="float16").new_prompt_cache()
+    with pytest.raises(ValueError, match="of a model with other sizes, or in another dtype"):
+        halves.load(file, "numpy")
     tree = load_safetensors(file, "numpy")
     save_safetensors({**tree, "keys": tree["keys"][:1]}, file)
     with pytest.raises(ValueError, match="keys and values of a model with other sizes"):
@@ -249,6 +252,11 @@ def test_memory_that_is_lacking_is_told_of_before_it_is_used(path, model, monkey
     result = generate(path)
     assert result.exit_code == 1
     assert "Error: the keys and values of 3 tokens need 0.1 MB of memory" in result.stderr
+    assert "shorten the prompt, or give --kv-dtype q8_0" in result.stderr
+    assert generate(path, "--kv-dtype=float16").exit_code == 0
+    assert memory.cache_bytes(model.config, 128, "q8_0") * 32 * 4 == of_128 * 34 * 2  # of 16 features, 32 are kept
+    monkeypatch.setattr(_memory, "available_memory", lambda: of_128 // 2 - 1)
+    assert generate(path, "--kv-dtype=float16").exit_code == 1
 
 
 def _open(path):
