@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,10 +136,14 @@ def generate(
         if text.error:
             raise click.ClickException(text.error)
         require_cache(network, len(text.ids), text.most, chosen)
-        writer = _Writer(network, text, "" if chat else prompt, name, options, as_json, logprobs)
-        with _prompt_cache(prompt_cache, network, path, text.ids) as kept:
-            for number in range(samples):
-                writer.write(kept, number)
+        kept, keep = network.new_prompt_cache(), None
+        if prompt_cache is not None:
+            kept = _prompt_file.read(prompt_cache, network, path, text.ids)
+            if kept.common(text.ids) < len(text.ids) - 1:
+                keep = partial(_prompt_file.write, prompt_cache, kept, path, len(text.ids))
+        writer = _Writer(network, text, "" if chat else prompt, name, options, as_json, logprobs, keep)
+        for number in range(samples):
+            writer.write(kept, number)
 
 
 def _refuse_contradictions(context: click.Context) -> None:
@@ -179,21 +184,6 @@ def _prompt(content: str, name: str) -> str:
         raise click.BadParameter(str(error), param_hint=name) from None
 
 
-@contextmanager
-def _prompt_cache(file: Path | None, network: LanguageModel, model: Path, ids: list[int]) -> Iterator[PromptCache]:
-    """Give the keys and values that are in a file; write those of the prompt to it, also after an interruption."""
-    if file is None:
-        yield network.new_prompt_cache()
-        return
-    kept = _prompt_file.read(file, network, model, ids)
-    is_there = kept.common(ids) == len(ids) - 1
-    try:
-        yield kept
-    finally:
-        if not is_there:
-            _prompt_file.write(file, kept, model, len(ids))
-
-
 @dataclass
 class _Writer:
     """Writes continuations of a prompt, as text or as JSON.
@@ -214,6 +204,8 @@ class _Writer:
         Whether to write JSON.
     logprobs : int or None
         How many of the likeliest tokens to add to it, if any.
+    keep : callable or None
+        Called once the prompt has been read for the first time.
     """
 
     network: LanguageModel
@@ -223,6 +215,7 @@ class _Writer:
     options: dict[str, Any]
     as_json: bool
     logprobs: int | None
+    keep: Callable[[], None] | None
 
     def write(self, kept: PromptCache, number: int) -> None:
         """Write a continuation as it becomes known, with the seed that is this number after the first one."""
@@ -236,8 +229,14 @@ class _Writer:
             click.echo(self.shown, nl=False)
         watch, written = _model.Stopwatch(), list[str]()
         added: list[int] = []
+
+        def note_read(done: int, total: int) -> None:
+            bar(done, total)
+            if done == total and self.keep is not None and not number:
+                self.keep()
+
         with ReadingBar() as bar:
-            tokens = network.generate_ids(ids, prompt_cache=kept, on_read=bar, **{**self.options, "seed": seed})
+            tokens = network.generate_ids(ids, prompt_cache=kept, on_read=note_read, **{**self.options, "seed": seed})
             pieces = network.tokenizer.stream(_noted(watch.watch(tokens), added))
             for piece in until(pieces, stops) if stops else pieces:
                 written.append(piece)

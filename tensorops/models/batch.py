@@ -16,6 +16,7 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import OtherRankError
 
+from .cache import FIRST_CAPACITY, grown
 from .pages import OutOfPagesError, PagedKVCache
 from .persistent import StepOptions, persistent, step_of
 
@@ -256,8 +257,8 @@ class Batch:
         llama, ids, sequence = self.llama, request.ids, request.sequence
         known = self.cache.length(sequence)
         self.cache.append(sequence, ids[known:])
-        alone = llama.new_cache(kv_dtype="float32")
-        alone.reserve(len(ids))
+        # Pages have all tokens, also in blocks with a window, as others may share them.
+        alone = llama.new_cache(grown(FIRST_CAPACITY, len(ids)), kv_dtype="float32")
         pages, offsets = self.cache.places(sequence, 0, len(ids))
         if known:
             self._copy_from_pages(alone, pages[:known], offsets[:known])

@@ -13,7 +13,7 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import Ranks, connect
 
-from .cache import FIRST_CAPACITY, KVCache, concat, layout, storage
+from .cache import FIRST_CAPACITY, PREFILL_TOKENS, KVCache, concat, layout, storage
 from .config import ModelConfig
 from .files import read_model
 from .logprobs import LogProbs, likeliest
@@ -44,7 +44,6 @@ CACHE = (3, 4)  # the places of keys and values among the arguments of a compile
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
 NONE = Penalties()
 POOLINGS = ("mean", "last", "cls")
-PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
 def default_backend() -> str:
@@ -301,7 +300,8 @@ class LanguageModel:
         Parameters
         ----------
         capacity : int
-            For how many tokens it has room; it grows when it is full.
+            For how many tokens it has room. It grows when it is full; blocks with a window, only until they have room
+            for what a token sees and 512 more.
         kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
             How keys and values are kept; by default as the model says.
 
@@ -313,7 +313,7 @@ class LanguageModel:
         c = self._part
         empty = [[np.zeros(*each) for each in part] for part in layout(c, capacity, kv_dtype or self.kv_dtype)]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, self.context_length, c.recurrent, tuple(c.sources))
+        return KVCache(keys, values, self.context_length, c, PREFILL_TOKENS)
 
     def new_prompt_cache(self) -> PromptCache:
         """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
@@ -820,11 +820,11 @@ class LanguageModel:
         count = ids.shape[0]
         with self._scope():
             cache.reserve(count)
-            positions = np.arange(cache.length, cache.length + count, dtype=np.int32)
-            moved = self._move((ids, positions)) if isinstance(ids, np.ndarray) else (ids, self._move(positions))
+            places = cache.places(count)
+            moved = self._move((ids, places)) if isinstance(ids, np.ndarray) else (ids, self._move(places))
             options = {}
             if cache.is_writable and not self._compile:
-                options = {"start": cache.length, "token": int(ids[0]) if count == 1 else None}
+                options = {"starts": tuple(places[:, 0].tolist()), "token": int(ids[0]) if count == 1 else None}
             hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
         cache.store(keys, values, count)
         return hidden

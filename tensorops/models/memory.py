@@ -11,7 +11,7 @@ import tensorops as tp
 from tensorops import formats
 
 from .blocks import ComputedTensor, Tensor
-from .cache import FIRST_CAPACITY, grown, layout
+from .cache import FIRST_CAPACITY, PREFILL_TOKENS, grown, layout, slots_in_windows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,8 @@ __all__ = ["cache_bytes", "weights_bytes"]
 
 def cache_bytes(config: ModelConfig, tokens: int, kv_dtype: str = "float32") -> int:
     """Return the number of bytes of a cache with room for some tokens."""
-    parts = layout(config, grown(FIRST_CAPACITY, tokens), kv_dtype)
+    most = slots_in_windows(config.window, PREFILL_TOKENS)
+    parts = layout(config, grown(FIRST_CAPACITY, tokens), kv_dtype, most)
     return sum(prod(shape) * dtype.itemsize for part in parts for shape, dtype in part)
 
 

@@ -116,11 +116,11 @@ def forward(
     config: ModelConfig,
     weights: dict[str, Any],
     ids: Array,
-    positions: Array,
+    places: Array,
     keys: Sequence[Array],
     values: Sequence[Array],
     *,
-    start: int | None = None,
+    starts: tuple[int, ...] | None = None,
     token: int | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Array, list[Array], list[Array]]:
@@ -132,13 +132,15 @@ def forward(
         The sizes, of several ranks those of one.
     weights : dict
         The result of `arrange`.
-    ids, positions : array of int, shape (tokens,)
-        Tokens and their consecutive positions.
+    ids : array of int, shape (tokens,)
+        Tokens.
+    places : array of int, shape (kinds, tokens)
+        Their positions and, in blocks with a window, slots; see `Slots`.
     keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         The arrays of a `KVCache`, with room for the tokens.
-    start : int, optional
-        The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
-        for which it would be a new constant for every token.
+    starts : tuple of int, optional
+        The first of the `places`, as numbers; if given, `keys` and `values` are written to. Do not pass it under a
+        compiler, for which they would be new constants for every token.
     token : int, optional
         The only element of `ids`, as a number; for this, too.
     ranks : Ranks, optional
@@ -152,13 +154,12 @@ def forward(
         With the new tokens in place.
     """
     xp, kind = tp.get_namespace(ids), type(ids)
-    ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    growing = next(i for i in range(config.blocks) if i not in config.without_cache)
-    slots = Slots(positions, keys, values, keys[growing].shape[2], start)
-    hidden = run_blocks(config, weights, ids, positions, slots, token=token, ranks=ranks)
+    ids, places = xp.asarray(ids), xp.asarray(places)  # the kind that the namespace computes with
+    slots = Slots(places, keys, values, config.windowed, starts)
+    hidden = run_blocks(config, weights, ids, places[0, :], slots, token=token, ranks=ranks)
     if type(hidden) is kind:
         return hidden, slots.keys, slots.values
-    if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
+    if starts is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
         return tp.to_backend(hidden, tp.get_backend()), slots.keys, slots.values
     return tp.to_backend((hidden, slots.keys, slots.values), tp.get_backend())  # the caller's kind
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import gguf
 import tensorops as tp
 import tiny_networks
 from tensorops.formats import q8_0
-from tensorops.models import LanguageModel, cache, memory
+from tensorops.models import LanguageModel, PromptCache, cache, language_model, memory
 from tiny_networks import IDS
 
 if TYPE_CHECKING:
@@ -154,3 +155,117 @@ def test_steps_and_batches_keep_halves_as_the_model_says(saved: Any) -> None:
         found.append(token)
     assert found == tokens
     assert [token for _, token in model.generate_batch([IDS[:12]], max_new_tokens=6)] == tokens
+
+
+# --- blocks with a window ----------------------------------------------------------------------------------
+
+LONG = [int(i) for i in np.random.default_rng(1).integers(0, tiny_networks.VOCABULARY, 200)]
+WINDOWED = ("mistral", "gemma2", "gemma3", "olmo3", "gpt-oss", "phi3 with a window", "gemma4 with inputs of blocks")
+
+
+@pytest.fixture(scope="module")
+def long_saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the folder of a network by its name, and its logits for LONG."""
+    made: dict[str, tuple[Path, np.ndarray]] = {}
+
+    def of(name: str) -> tuple[Path, np.ndarray]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("network")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # transformers'
+                made[name] = folder, tiny_networks.save(name, folder, LONG)
+        return made[name]
+
+    return of
+
+
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let texts be read in pieces of 16 tokens: windows of the networks move on after 128."""
+    monkeypatch.setattr(language_model, "PREFILL_TOKENS", 16)
+    return 16
+
+
+def slots_of(kept: Any) -> list[int]:
+    return [keys.shape[2] for keys in kept.keys]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_are_bounded(long_saved: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece, (folder, exact) = small_pieces(monkeypatch), long_saved(name)
+    model = LanguageModel.load(folder)
+    kept = model.new_cache(8)
+    pieces = [model(part, kept) for part in (LONG[:50], *([token] for token in LONG[50:70]), LONG[70:])]
+    error = np.abs(np.concatenate([to_numpy(part) for part in pieces]) - exact).max() / np.abs(exact).max()
+    assert error < 2e-5
+    c = model.config
+    assert kept.base > 0
+    for number, slots in enumerate(slots_of(kept)):
+        if number in c.windowed and number not in c.sources:
+            assert slots == c.window - 1 + 2 * piece < len(LONG)
+        elif number not in c.sources:
+            assert slots == 256
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "mlx", "torch"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss"])
+def test_windows_are_bounded_everywhere(
+    long_saved: Any, name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(backend)
+    small_pieces(monkeypatch)
+    folder, exact = long_saved(name)
+    compile_ = None
+    if backend == "jax":
+        import jax
+
+        compile_ = jax.jit
+    model = LanguageModel.load(folder, backend, compile=compile_)
+    kept = model.new_cache(8)
+    logits = np.concatenate([to_numpy(model(part, kept)) for part in (LONG[:90], LONG[90:91], LONG[91:])])
+    np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-5 * np.abs(exact).max())
+    assert kept.base > 0
+    assert slots_of(kept)[0] == model.config.window + 31
+
+
+@pytest.mark.parametrize(("back", "is_known"), [(1, True), (16, True), (60, False)])
+def test_what_windows_have_forgotten_is_read_again(
+    long_saved: Any, back: int, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pieces(monkeypatch)
+    folder, exact = long_saved("gemma3")
+    model = LanguageModel.load(folder, "numpy")
+    for first in range(len(LONG) - 20, len(LONG), 4):  # windows have moved on by different numbers of tokens
+        kept = PromptCache(model.new_cache(8))
+        list(model.generate_ids(LONG[:first], max_new_tokens=1, prompt_cache=kept))
+        same = first - back
+        left = kept.begin(LONG[: same + 1])
+        assert kept.reused == (same if is_known else 0)
+        logits = to_numpy(model(left, kept.cache))
+        np.testing.assert_allclose(logits, exact[kept.reused : same + 1], rtol=0, atol=2e-5 * np.abs(exact).max())
+
+
+def test_a_file_has_what_windows_keep(long_saved: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    small_pieces(monkeypatch)
+    folder, exact = long_saved("gemma3")
+    model = LanguageModel.load(folder, "numpy")
+    kept = model.new_prompt_cache()
+    tokens = list(model.generate_ids(LONG[:180], max_new_tokens=4, prompt_cache=kept))
+    kept.save(tmp_path / "kept", 180)
+    with pytest.raises(ValueError, match="windows have moved on: what follows the first 100 tokens"):
+        kept.save(tmp_path / "less", 100)
+    again = model.new_prompt_cache()
+    again.load(tmp_path / "kept", "numpy")
+    assert list(model.generate_ids(LONG[:180], max_new_tokens=4, prompt_cache=again)) == tokens
+    assert again.reused == 179
+    logits = to_numpy(model(LONG[180:], again.cache)) if again.cache.truncate(180) == 180 else None
+    np.testing.assert_allclose(logits, exact[180:], rtol=0, atol=2e-5 * np.abs(exact).max())
+
+
+def test_memory_of_windows_is_bounded(saved: Any) -> None:
+    model = LanguageModel.load(saved("gemma3")[0], "numpy")
+    config = replace(model.config, context_length=1 << 17)
+    bytes_of_a_slot = 2 * 4 * config.kv_heads * config.head_dim
+    windows = len(config.windowed)
+    expected = bytes_of_a_slot * (windows * (config.window + 511) + (config.blocks - windows) * (1 << 17))
+    assert memory.cache_bytes(config, 100_000) == expected
