@@ -182,6 +182,11 @@ class ModelConfig:
         """The numbers of blocks whose arrays in a cache do not grow with the text."""
         return (*self.recurrent, *self.sources)
 
+    @cached_property
+    def kv_head_counts(self) -> tuple[int, ...]:
+        """The different numbers of heads of keys and values that blocks keep."""
+        return tuple(sorted({self.of_block(i).kv_heads for i in range(self.blocks) if i not in self.without_cache}))
+
     @property
     def is_scaled(self) -> bool:
         """Whether the frequencies of the rotary embedding differ from those of its base."""

@@ -20,7 +20,7 @@ from .logprobs import LogProbs, likeliest
 from .mesh import MeshRanks
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
-from .penalties import Penalties, seen_tokens
+from .penalties import NONE, Penalties, seen_tokens
 from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
@@ -42,7 +42,6 @@ Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
-NONE = Penalties()
 POOLINGS = ("mean", "last", "cls")
 
 
@@ -530,11 +529,15 @@ class LanguageModel:
         count = self.count_new_tokens(len(ids), max_new_tokens)
         rng = np.random.default_rng(seed)
         pick = _sampling(temperature, top_k, top_p, min_p) | {"rng": rng}
-        penalties, stops = Penalties(repeat_penalty, presence_penalty), stop_texts(stop)
-        if stops and self.tokenizer is None:
-            raise ValueError("this model has no tokenizer, which stop needs")
+        penalties, stops = Penalties(repeat_penalty, presence_penalty), self._stop_texts(stop)
         found = self._continue(ids, count, pick, penalties, prompt_cache or self.new_prompt_cache(), on_read)
         return tokens_until(found, self.tokenizer.bytes_of, stops) if stops and self.tokenizer else found
+
+    def _stop_texts(self, stop: str | Sequence[str] | None) -> tuple[str, ...]:
+        stops = stop_texts(stop)
+        if stops and self.tokenizer is None:
+            raise ValueError("this model has no tokenizer, which stop needs")
+        return stops
 
     def count_new_tokens(self, prompt: int, max_new_tokens: int | None = None) -> int:
         """Return how many tokens `generate_ids` may add to a prompt.
@@ -578,6 +581,9 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        stop: str | Sequence[str] | None = None,
         max_batch: int = 8,
         max_seq_length: int | None = None,
         page_size: int = 32,
@@ -595,7 +601,7 @@ class LanguageModel:
             At least one token each.
         max_new_tokens : int, optional
             The most tokens to add to each, 0 or more; by default as many as fit.
-        temperature, top_k, top_p, min_p, seed
+        temperature, top_k, top_p, min_p, seed, repeat_penalty, presence_penalty, stop
             As for `generate_ids`.
         max_batch : int
             The most sequences at a time.
@@ -620,8 +626,8 @@ class LanguageModel:
         Raises
         ------
         ValueError
-            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or the devices of a
-            mesh share the network.
+            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, the devices of a
+            mesh share the network, or there is a text in `stop` and no tokenizer.
         OutOfPagesError
             While it runs: there are too few pages for a single sequence.
         """
@@ -632,6 +638,7 @@ class LanguageModel:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
         if max_new_tokens is not None and max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
+        penalties = Penalties(repeat_penalty, presence_penalty)
         prompts = list(prompts)  # it may be a generator, and is gone through twice
         if not prompts:
             return iter(())
@@ -646,9 +653,9 @@ class LanguageModel:
         number = max_num_pages
         if number is None:
             number = max(max_batch * -(-min(likely, most) // page_size), -(-most // page_size))
-        cache = self.new_paged_cache(page_size, number, dtype=kv_dtype)
-        pick = _sampling(temperature, top_k, top_p, min_p)
-        batch = Batch(self, cache, max_batch, most, pick, seed, on_end)
+        cache = self.new_paged_cache(page_size, number, dtype=kv_dtype, max_sequences=max_batch)
+        pick, stops = _sampling(temperature, top_k, top_p, min_p), self._stop_texts(stop)
+        batch = Batch(self, cache, max_batch, most, pick, seed, on_end, penalties, stops)
         for ids in prompts:
             batch.add(ids, max(most - len(ids), 1) if max_new_tokens is None else max_new_tokens)
         return batch.run()
@@ -685,8 +692,8 @@ class LanguageModel:
         max_seq_length : int, optional
             The most tokens of a sequence; by default the context length.
         page_size, max_num_pages : int, optional
-            Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them; by default, there are
-            enough for `batch` sequences.
+            Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them with
+            ``max_sequences=batch``; by default, there are enough for `batch` sequences.
         kv_dtype : {"float32", "float16", "bfloat16"}, optional
             How pages keep keys and values; by default as the model says.
         temperature, top_k, top_p, min_p
@@ -726,12 +733,14 @@ class LanguageModel:
         repack = mode == "decode" if repack is None else repack
         return persistent(self, options, num_workers=num_workers, repack=repack, profile=profile)
 
-    def new_paged_cache(self, page_size: int, max_num_pages: int, *, dtype: str | None = None) -> PagedKVCache:
+    def new_paged_cache(
+        self, page_size: int, max_num_pages: int, *, dtype: str | None = None, max_sequences: int = 8
+    ) -> PagedKVCache:
         """Return empty pages for keys and values of many sequences.
 
         Parameters
         ----------
-        page_size, max_num_pages, dtype
+        page_size, max_num_pages, dtype, max_sequences
             See `PagedKVCache`; by default, the dtype is the model's `kv_dtype`.
 
         Returns
@@ -744,22 +753,10 @@ class LanguageModel:
         ValueError
             A number is out of range, or the devices of a mesh share the network.
         """
-        if self.config.recurrent or self.config.overrides:
-            kept = "states" if self.config.recurrent else "heads of several sizes"
-            name = self.config.architecture
-            raise ValueError(f"{name} keeps {kept}, which have no pages: it takes a sequence at a time")
         if isinstance(self._ranks, MeshRanks):
             raise ValueError("the devices of a mesh share no pages: they take a sequence at a time")
-        c = self._part
-        return PagedKVCache(
-            page_size,
-            max_num_pages,
-            blocks=c.blocks,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            dtype=dtype or self.kv_dtype,
-            backend=self.backend,
-        )
+        options = {"dtype": dtype or self.kv_dtype, "backend": self.backend}
+        return PagedKVCache(self._part, page_size, max_num_pages, max_sequences=max_sequences, **options)
 
     def _continue(
         self,
