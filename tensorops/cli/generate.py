@@ -27,8 +27,6 @@ from tensorops.libraries import Backend
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel, PromptCache
 
-OF_ONE = ("repeat_penalty", "presence_penalty", "stop")  # options that `LanguageModel.generate_batch` does not have
-
 
 def optional_text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Do what `text` does if there is any; the name of an argument that may be missing is in brackets otherwise."""
@@ -129,7 +127,6 @@ def generate(
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
         if prompt is None:
             texts = [_batch.encoded(network, line, chat, max_new_tokens) for line in lines]
-            options = {key: value for key, value in options.items() if key not in OF_ONE}
             _batch.write(network, texts, name, max_batch, options)
             return
         text = _batch.encoded(network, prompt, chat, max_new_tokens)
@@ -160,7 +157,7 @@ def _refuse_contradictions(context: click.Context) -> None:
         raise click.UsageError("--logprobs needs --json")
     if given["samples"] > 1 and given["temperature"] == 0:
         raise click.UsageError("--samples needs a temperature: with 0, all are the same")
-    names = [*OF_ONE, "samples", "prompt_cache", "as_json"] if given["batch"] is not None else []
+    names = ["samples", "prompt_cache", "as_json"] if given["batch"] is not None else []
     wrong = [name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if wrong:
         flags = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in wrong)

@@ -136,8 +136,8 @@ class Batch:
                 f"{len(checked)} tokens of prompt and {max_new_tokens} new ones make {total}, more than max_seq_length "
                 f"({self.max_seq_length})"
             )
-        bytes_of = self.llama.tokenizer.bytes_of if self.llama.tokenizer else lambda token: b""
-        completes = stop_finder(bytes_of, self.stops)
+        tokenizer = self.llama.tokenizer
+        completes = stop_finder(tokenizer.bytes_of, self.stops) if self.stops and tokenizer else lambda token: False
         request = _Request(self._count, checked, max_new_tokens, np.random.default_rng(self.seed), completes)
         self._count += 1
         self._waiting.append(request)

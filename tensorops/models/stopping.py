@@ -72,12 +72,12 @@ def tokens_until(tokens: Iterable[int], bytes_of: Callable[[int], bytes], stops:
 def stop_finder(bytes_of: Callable[[int], bytes], stops: Sequence[str]) -> Callable[[int], bool]:
     """Return a function that says of each next token of a text whether it completes one of some texts."""
     wanted = [stop.encode() for stop in stops]
-    longest = max(map(len, wanted), default=1)
+    longest = max(map(len, wanted))
     seen = b""
 
     def completes(token: int) -> bool:
         nonlocal seen
-        seen += bytes_of(token) if wanted else b""
+        seen += bytes_of(token)
         found = any(stop in seen for stop in wanted)
         seen = seen[max(len(seen) - longest + 1, 0) :]
         return found

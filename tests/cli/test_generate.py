@@ -136,10 +136,24 @@ def test_options_without_a_meaning_are_refused(path, options, words):
 
 
 def test_a_batch_refuses_what_it_cannot_do(path):
-    arguments = ["generate", "--batch=-", "--model", str(path), "--stop=a", "--samples=2", "--json"]
+    arguments = ["generate", "--batch=-", "--model", str(path), "--samples=2", "--json"]
     result = CliRunner().invoke(app, arguments, input="hello")
     assert result.exit_code == 2
-    assert result.stderr.endswith("Error: --batch does not take --stop, --samples, --json: give one prompt\n")
+    assert result.stderr.endswith("Error: --batch does not take --samples, --json: give one prompt\n")
+
+
+def test_lines_of_a_batch_end_as_texts_do(path, model):
+    options = {"max_new_tokens": 12, "repeat_penalty": 1.2, "presence_penalty": 0.1}
+    texts = {line: "".join(model.generate(line, **options)) for line in (PROMPT, "world")}
+    stop = texts[PROMPT][len(texts[PROMPT]) // 2]
+    given = ["--stop", stop, "--stop=zzz", "--repeat-penalty=1.2", "--presence-penalty=0.1", "--max-new-tokens=12"]
+    arguments = ["generate", "--batch=-", "--model", str(path), "--backend=numpy", *given]
+    result = CliRunner().invoke(app, arguments, input="\n".join(texts))
+    assert result.exit_code == 0, result.output
+    found = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
+    assert [answer["text"] for answer in found] == [text.partition(stop)[0] for text in texts.values()]
+    assert found[0]["finish_reason"] == "stop"
+    assert found[0]["tokens"] < 12
 
 
 # --- prompts in files ------------------------------------------------------------------------------------

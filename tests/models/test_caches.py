@@ -16,7 +16,7 @@ import gguf
 import tensorops as tp
 import tiny_networks
 from tensorops.formats import q8_0
-from tensorops.models import LanguageModel, PromptCache, cache, language_model, memory
+from tensorops.models import LanguageModel, OutOfPagesError, PromptCache, cache, language_model, memory
 from tiny_networks import IDS
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def test_windows_are_bounded(long_saved: Any, name: str, monkeypatch: pytest.Mon
     error = np.abs(np.concatenate([to_numpy(part) for part in pieces]) - exact).max() / np.abs(exact).max()
     assert error < 2e-5
     c = model.config
+    assert c.window
     assert kept.base > 0
     for number, slots in enumerate(slots_of(kept)):
         if number in c.windowed and number not in c.sources:
@@ -224,6 +225,7 @@ def test_windows_are_bounded_everywhere(
     logits = np.concatenate([to_numpy(model(part, kept)) for part in (LONG[:90], LONG[90:91], LONG[91:])])
     np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-5 * np.abs(exact).max())
     assert kept.base > 0
+    assert model.config.window
     assert slots_of(kept)[0] == model.config.window + 31
 
 
@@ -258,7 +260,8 @@ def test_a_file_has_what_windows_keep(long_saved: Any, monkeypatch: pytest.Monke
     again.load(tmp_path / "kept", "numpy")
     assert list(model.generate_ids(LONG[:180], max_new_tokens=4, prompt_cache=again)) == tokens
     assert again.reused == 179
-    logits = to_numpy(model(LONG[180:], again.cache)) if again.cache.truncate(180) == 180 else None
+    assert again.cache.truncate(180) == 180
+    logits = to_numpy(model(LONG[180:], again.cache))
     np.testing.assert_allclose(logits, exact[180:], rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
@@ -267,5 +270,56 @@ def test_memory_of_windows_is_bounded(saved: Any) -> None:
     config = replace(model.config, context_length=1 << 17)
     bytes_of_a_slot = 2 * 4 * config.kv_heads * config.head_dim
     windows = len(config.windowed)
+    assert config.window
     expected = bytes_of_a_slot * (windows * (config.window + 511) + (config.blocks - windows) * (1 << 17))
     assert memory.cache_bytes(config, 100_000) == expected
+
+
+# --- pages and batches of what is not keys and values of equal heads -----------------------------------------
+
+PROMPTS = [IDS[:12], IDS[3:6], IDS[5:], IDS[:12], [7, 8]]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy", "jax"])
+@pytest.mark.parametrize("name", ["qwen35moe", "gemma4", "gemma4 with inputs of blocks"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_batch": 2, "temperature": 1.0, "seed": 3},
+        {"max_num_pages": 9, "page_size": 4},  # too few: some begin again
+        {"repeat_penalty": 1.3, "presence_penalty": 0.5},
+    ],
+)
+def test_batches_give_the_tokens_of_one(saved: Any, name: str, backend: str, options: dict[str, Any]) -> None:
+    require(backend)
+    compile_ = pytest.importorskip("jax").jit if backend == "jax" else None
+    model = LanguageModel.load(saved(name)[0], backend, compile=compile_)
+    of_one = {key: value for key, value in options.items() if "max" not in key and "page" not in key}
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    for number, token in model.generate_batch(PROMPTS, max_new_tokens=8, **options):
+        found[number].append(token)
+    assert found == [list(model.generate_ids(ids, max_new_tokens=8, **of_one)) for ids in PROMPTS]
+    replays = backend != "numpy"
+    assert {isinstance(step, tp.PersistentKernel) for step in model._batch_steps.values()} == {replays}
+
+
+def test_states_of_a_sequence_begin_and_end_with_it(saved: Any) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    model = LanguageModel.load(saved("qwen35")[0], "cpu")
+    step = model.persistent(batch=2, page_size=8, max_num_pages=4, max_seq_length=16)
+    pages = model.new_paged_cache(8, 4, max_sequences=2)
+    kept, _ = pages.join(IDS[:4])
+    for ids in (IDS[:6], IDS[8:14], IDS[:6]):  # one after the other in the same row
+        number, known = pages.join(ids)
+        assert known == 0
+        with pytest.raises(OutOfPagesError, match="all 2 rows of states are in use: max_sequences is too small"):
+            pages.join(ids)
+        for token in ids:
+            pages.append(number, [token])
+            there = pages.step([number], pages=2, batch=2)
+            last = np.asarray([token, 0], np.int32)
+            tokens, pages.keys, pages.values = step(last, there[0], pages.keys, pages.values, *there[1:])
+        assert [int(tokens[0])] == list(model.generate_ids(ids, max_new_tokens=1))
+        assert pages.row(number) != pages.row(kept)
+        pages.leave(number)

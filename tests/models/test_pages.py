@@ -167,7 +167,7 @@ def test_wrong_sizes():
     for options, words in [
         ({"page_size": 0}, "page_size is 0, expected at least 1"),
         ({"max_num_pages": True}, "max_num_pages is True, expected at least 1"),
-        ({"dtype": "int8"}, "dtype is 'int8', expected 'float32', 'float16' or 'bfloat16'"),
+        ({"dtype": "int8"}, "dtype is 'int8', expected one of float32, float16, bfloat16"),
     ]:
         with pytest.raises(ValueError, match=words):
             pages(**options)
