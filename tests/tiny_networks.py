@@ -16,7 +16,7 @@ from make_gguf import tokenizer_metadata, vocabulary, write_gguf
 from tensorops.models import architectures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 VOCABULARY = len(vocabulary()[0])
 IDS = [int(i) for i in np.random.default_rng(0).integers(0, VOCABULARY, 24)]
@@ -103,13 +103,14 @@ def _transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
-def save(name: str, folder: Path) -> np.ndarray:
-    """Save a network as a folder; return its logits for IDS, which transformers computes in float64."""
+def save(name: str, folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
+    """Save a network as a folder; return its logits for some tokens, which transformers computes in float64."""
     import torch
 
     transformers = _transformers()
     kind, changes = NETWORKS[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **changes})
+    sizes = {**SIZES, "max_position_embeddings": max(SIZES["max_position_embeddings"], len(ids)), **changes}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
     config._attn_implementation = config._experts_implementation = "eager"  # others have no float64
     torch.manual_seed(0)
     network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -118,7 +119,7 @@ def save(name: str, folder: Path) -> np.ndarray:
         parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
     network.save_pretrained(folder)
     with torch.no_grad():
-        return network.double()(torch.tensor([IDS])).logits[0].numpy()
+        return network.double()(torch.tensor([ids])).logits[0].numpy()
 
 
 def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") -> Path:

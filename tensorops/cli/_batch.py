@@ -54,7 +54,7 @@ def write(network: LanguageModel, texts: list[Text], name: str, max_batch: int, 
                 right[step[0]].added.append(step[1])
             number += not text.error
             if not network.mpi_rank:  # the first rank says the same
-                click.echo(json.dumps(_answer(text, network.tokenizer), ensure_ascii=False))
+                click.echo(json.dumps(_answer(text, network.tokenizer, options.get("stop", ())), ensure_ascii=False))
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     if network.mpi_rank:
@@ -66,9 +66,12 @@ def write(network: LanguageModel, texts: list[Text], name: str, max_batch: int, 
         raise click.ClickException(f'{wrong} of {len(texts)} lines could not be continued: see "error" in theirs')
 
 
-def _answer(text: Text, tokenizer: Tokenizer) -> dict[str, Any]:
+def _answer(text: Text, tokenizer: Tokenizer, stops: tuple[str, ...]) -> dict[str, Any]:
+    from tensorops.models.stopping import until
+
     if text.error:
         return {"prompt": text.prompt, "error": text.error}
-    reason = "stop" if len(text.added) < text.most else "length"
-    answer = {"prompt": text.prompt, "text": tokenizer.decode(text.added), "tokens": len(text.added)}
-    return answer | {"finish_reason": reason}
+    whole = tokenizer.decode(text.added)
+    shown = "".join(until([whole], stops)) if stops else whole
+    reason = "stop" if len(text.added) < text.most or shown != whole else "length"
+    return {"prompt": text.prompt, "text": shown, "tokens": len(text.added), "finish_reason": reason}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tensorops.models import LanguageModel
 
 SMALLER = "take a file with smaller weights, such as Q4_K_M, or a smaller model"
-SHORTER = "--context N limits the number of tokens"
+SHORTER = "--context N limits the number of tokens, --kv-dtype their keys and values"
 MOST_GROWTH = 16  # from 2 bits in a file to 32
 
 
@@ -64,12 +64,12 @@ def require_cache(network: LanguageModel, prompt: int, new: int, backend: Backen
     left = available_memory() if backend.library.name == "numpy" else None
     if left is None:
         return
-    if (needed := cache_bytes(network.config, prompt + 1)) > left:
+    if (needed := cache_bytes(network.config, prompt + 1, network.kv_dtype)) > left:
         raise click.ClickException(
             f"the keys and values of {prompt} tokens need {gigabytes(needed)} of memory, and {gigabytes(left)} are "
-            "available: shorten the prompt"
+            "available: shorten the prompt, or give --kv-dtype q8_0"
         )
-    if (needed := cache_bytes(network.config, prompt + new)) > left:
+    if (needed := cache_bytes(network.config, prompt + new, network.kv_dtype)) > left:
         warn(
             f"keys and values of {prompt + new} tokens would need {gigabytes(needed)} of memory, and "
             f"{gigabytes(left)} are available: {SHORTER}"

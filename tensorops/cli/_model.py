@@ -38,7 +38,13 @@ def choose_backend(named: Backend | None) -> Backend:
 
 
 def load(
-    path: Path, backend: Backend, ranks: int = 1, precision: str = "highest", context_length: int | None = None
+    path: Path,
+    backend: Backend,
+    ranks: int = 1,
+    context_length: int | None = None,
+    *,
+    precision: str = "highest",
+    kv_dtype: str = "float32",
 ) -> LanguageModel:
     """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
@@ -56,6 +62,7 @@ def load(
                 mesh=mesh,
                 world_size=world_size,
                 precision=precision,
+                kv_dtype=kv_dtype,
             )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None

@@ -96,6 +96,13 @@ def network_options(command: C) -> C:
             help="How accurate products with quantized weights are: as in float32, or with inputs in 16 or 8 bits.",
         ),
         click.option(
+            "--kv-dtype",
+            type=click.Choice(("float32", "float16", "bfloat16", "q8_0")),
+            default="float32",
+            show_default=True,
+            help="Keep keys and values in this dtype, q8_0 in 8 bits: half or a quarter of the memory, less accurate.",
+        ),
+        click.option(
             "--context",
             "context_length",
             type=click.IntRange(min=1),

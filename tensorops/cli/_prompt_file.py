@@ -66,9 +66,7 @@ def _model_of(path: Path) -> str:
 
 
 def write(path: Path, kept: PromptCache, model: Path, count: int) -> None:
-    """Write the keys and values of a prompt of that many tokens, if all of them were read."""
-    if len(kept.ids) < count:
-        return
+    """Write the keys and values of a prompt of that many tokens."""
     try:
         kept.save(path, count, metadata={MODEL: identity(model)})
     except OSError as error:

@@ -56,6 +56,7 @@ def chat(
     system: str | None,
     backend: Backend | None,
     precision: str,
+    kv_dtype: str,
     context_length: int | None,
     max_new_tokens: int | None,
     **given: Any,
@@ -67,7 +68,7 @@ def chat(
     """
     chosen = _model.choose_backend(backend)
     path = model_path(model)
-    network = _model.load(path, chosen, precision=precision, context_length=context_length)
+    network = _model.load(path, chosen, 1, context_length, precision=precision, kv_dtype=kv_dtype)
     _model.require_template(network, path, INSTEAD)
     conversation = Conversation(network, system, max_new_tokens, sampling(given))
     conversation.check()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel, PromptCache
-
-OF_ONE = ("repeat_penalty", "presence_penalty", "stop")  # options that `LanguageModel.generate_batch` does not have
 
 
 def optional_text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -91,6 +90,7 @@ def generate(
     prompt: str | None,
     backend: Backend | None,
     precision: str,
+    kv_dtype: str,
     context_length: int | None,
     model: Path | None,
     max_new_tokens: int | None,
@@ -121,23 +121,26 @@ def generate(
     options = {"max_new_tokens": max_new_tokens, **sampling(given)}
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext(), shortage_told():
         path = model_path(model)
-        network = _model.load(path, chosen, tensor_parallel, precision, context_length)
+        network = _model.load(path, chosen, tensor_parallel, context_length, precision=precision, kv_dtype=kv_dtype)
         if chat:
             _model.require_template(network, path, "leave out --chat, and the prompt is continued as it is")
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
         if prompt is None:
             texts = [_batch.encoded(network, line, chat, max_new_tokens) for line in lines]
-            options = {key: value for key, value in options.items() if key not in OF_ONE}
             _batch.write(network, texts, name, max_batch, options)
             return
         text = _batch.encoded(network, prompt, chat, max_new_tokens)
         if text.error:
             raise click.ClickException(text.error)
         require_cache(network, len(text.ids), text.most, chosen)
-        writer = _Writer(network, text, "" if chat else prompt, name, options, as_json, logprobs)
-        with _prompt_cache(prompt_cache, network, path, text.ids) as kept:
-            for number in range(samples):
-                writer.write(kept, number)
+        kept, keep = network.new_prompt_cache(), None
+        if prompt_cache is not None:
+            kept = _prompt_file.read(prompt_cache, network, path, text.ids)
+            if kept.common(text.ids) < len(text.ids) - 1:
+                keep = partial(_prompt_file.write, prompt_cache, kept, path, len(text.ids))
+        writer = _Writer(network, text, "" if chat else prompt, name, options, as_json, logprobs, keep)
+        for number in range(samples):
+            writer.write(kept, number)
 
 
 def _refuse_contradictions(context: click.Context) -> None:
@@ -154,7 +157,7 @@ def _refuse_contradictions(context: click.Context) -> None:
         raise click.UsageError("--logprobs needs --json")
     if given["samples"] > 1 and given["temperature"] == 0:
         raise click.UsageError("--samples needs a temperature: with 0, all are the same")
-    names = [*OF_ONE, "samples", "prompt_cache", "as_json"] if given["batch"] is not None else []
+    names = ["samples", "prompt_cache", "as_json"] if given["batch"] is not None else []
     wrong = [name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if wrong:
         flags = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in wrong)
@@ -178,21 +181,6 @@ def _prompt(content: str, name: str) -> str:
         raise click.BadParameter(str(error), param_hint=name) from None
 
 
-@contextmanager
-def _prompt_cache(file: Path | None, network: LanguageModel, model: Path, ids: list[int]) -> Iterator[PromptCache]:
-    """Give the keys and values that are in a file; write those of the prompt to it, also after an interruption."""
-    if file is None:
-        yield network.new_prompt_cache()
-        return
-    kept = _prompt_file.read(file, network, model, ids)
-    is_there = kept.common(ids) == len(ids) - 1
-    try:
-        yield kept
-    finally:
-        if not is_there:
-            _prompt_file.write(file, kept, model, len(ids))
-
-
 @dataclass
 class _Writer:
     """Writes continuations of a prompt, as text or as JSON."""
@@ -204,6 +192,7 @@ class _Writer:
     options: dict[str, Any]  # of `LanguageModel.generate_ids`
     as_json: bool  # whether to write JSON
     logprobs: int | None  # how many of the likeliest tokens to add to it, if any
+    keep: Callable[[], None] | None  # called once the prompt has been read for the first time
 
     def write(self, kept: PromptCache, number: int) -> None:
         """Write a continuation as it becomes known, with the seed that is this number after the first one."""
@@ -217,8 +206,14 @@ class _Writer:
             click.echo(self.shown, nl=False)
         watch, written = _model.Stopwatch(), list[str]()
         added: list[int] = []
+
+        def note_read(done: int, total: int) -> None:
+            bar(done, total)
+            if done == total and self.keep is not None and not number:
+                self.keep()
+
         with ReadingBar() as bar:
-            tokens = network.generate_ids(ids, prompt_cache=kept, on_read=bar, **{**self.options, "seed": seed})
+            tokens = network.generate_ids(ids, prompt_cache=kept, on_read=note_read, **{**self.options, "seed": seed})
             pieces = network.tokenizer.stream(_noted(watch.watch(tokens), added))
             for piece in until(pieces, stops) if stops else pieces:
                 written.append(piece)

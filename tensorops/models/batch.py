@@ -16,8 +16,11 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import OtherRankError
 
-from .pages import OutOfPagesError, PagedKVCache
+from .cache import FIRST_CAPACITY, grown
+from .pages import OutOfPagesError, PagedKVCache, assigned
+from .penalties import NONE, Penalties, seen_tokens
 from .persistent import StepOptions, persistent, step_of
+from .stopping import stop_finder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +42,7 @@ class _Request:
     ids: list[int]  # of the prompt, and the tokens that followed
     left: int
     rng: np.random.Generator
+    completes: Callable[[int], bool]  # whether a next token ends the text
     sequence: int = -1
 
 
@@ -83,6 +87,10 @@ class Batch:
         Makes sampling repeatable: each sequence draws the same numbers as it would alone.
     on_end : callable, optional
         Called with the number of each sequence that has ended, after its last token was handed over.
+    penalties : Penalties, optional
+        Of tokens that a sequence has.
+    stops : tuple of str, optional
+        Texts that end a sequence.
     """
 
     llama: LanguageModel
@@ -92,6 +100,8 @@ class Batch:
     pick: dict[str, Any]
     seed: int | None
     on_end: Callable[[int], object] | None = None
+    penalties: Penalties = NONE
+    stops: tuple[str, ...] = ()
     _waiting: deque[_Request] = field(default_factory=deque)
     _running: list[_Request] = field(default_factory=list)
     _count: int = 0
@@ -126,7 +136,9 @@ class Batch:
                 f"{len(checked)} tokens of prompt and {max_new_tokens} new ones make {total}, more than max_seq_length "
                 f"({self.max_seq_length})"
             )
-        request = _Request(self._count, checked, max_new_tokens, np.random.default_rng(self.seed))
+        tokenizer = self.llama.tokenizer
+        completes = stop_finder(tokenizer.bytes_of, self.stops) if self.stops and tokenizer else lambda token: False
+        request = _Request(self._count, checked, max_new_tokens, np.random.default_rng(self.seed), completes)
         self._count += 1
         self._waiting.append(request)
         return request.number
@@ -180,7 +192,9 @@ class Batch:
             self._running.append(self._waiting.popleft())
 
     def _is_long(self, request: _Request, most: int) -> bool:
-        """Return whether a prompt is read apart from steps, which have at most that many rows."""
+        """Return whether a prompt is read apart from steps, which have at most that many rows; with states, all are."""
+        if self.llama.config.recurrent:
+            return True
         return len(request.ids) - self.cache.known(request.ids) > _STEPS_OF_PROMPT * most
 
     def _note(self, found: list[tuple[_Request, int]]) -> Iterator[tuple[int, int]]:
@@ -190,7 +204,7 @@ class Batch:
                 request.left = 0
             else:
                 request.ids.append(token)
-                request.left -= 1
+                request.left = 0 if request.completes(token) else request.left - 1
             if not request.left:
                 self._running.remove(request)
                 self.cache.leave(request.sequence)
@@ -256,25 +270,33 @@ class Batch:
         llama, ids, sequence = self.llama, request.ids, request.sequence
         known = self.cache.length(sequence)
         self.cache.append(sequence, ids[known:])
-        alone = llama.new_cache()
-        alone.reserve(len(ids))
+        # Pages have all tokens, also in blocks with a window, as others may share them.
+        alone = llama.new_cache(grown(FIRST_CAPACITY, len(ids)), kv_dtype="float32")
         pages, offsets = self.cache.places(sequence, 0, len(ids))
         if known:
             self._copy_from_pages(alone, pages[:known], offsets[:known])
         for hidden in llama._read(ids[known:], alone):
             last = hidden
         for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
-            for i, block in enumerate(own):
-                rows = tp.to_backend(block, "numpy")[0, :, known : len(ids)].transpose(1, 0, 2)
-                paged[i] = _assigned(paged[i], (pages[known:], slice(None), offsets[known:]), rows)
-        return int(np.asarray(tp.to_backend(llama._pick(last, {**self.pick, "rng": request.rng}), "numpy"))[0])
+            for i in self._kept:
+                rows = tp.to_backend(own[i], "numpy")[0, :, known : len(ids)].transpose(1, 0, 2)
+                paged[i] = assigned(paged[i], (pages[known:], slice(None), offsets[known:]), rows)
+            for i in llama.config.recurrent:
+                paged[i] = assigned(paged[i], (self.cache.row(sequence),), tp.to_backend(own[i], "numpy")[0])
+        token = llama._pick(last, {**self.pick, "rng": request.rng}, self.penalties, ids)
+        return int(np.asarray(tp.to_backend(token, "numpy"))[0])
+
+    @property
+    def _kept(self) -> list[int]:
+        """The numbers of blocks whose keys and values are in pages."""
+        return [i for i in range(self.llama.config.blocks) if i not in self.llama.config.without_cache]
 
     def _copy_from_pages(self, alone: Any, pages: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> None:
         count = len(pages)
         for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
-            for i, block in enumerate(paged):
-                rows = tp.to_backend(block, "numpy")[pages, :, offsets].astype(np.float32).transpose(1, 0, 2)
-                own[i] = _assigned(own[i], (0, slice(None), slice(0, count)), rows)
+            for i in self._kept:
+                rows = tp.to_backend(paged[i], "numpy")[pages, :, offsets].astype(np.float32).transpose(1, 0, 2)
+                own[i] = assigned(own[i], (0, slice(None), slice(0, count)), rows)
         alone.length = count
 
     # --------------------------------------------------------------------------------------- one step
@@ -292,6 +314,10 @@ class Batch:
         if self.pick["temperature"]:
             drawn = [token.request.rng.random(dtype=np.float32) if token.is_last else 0 for token in tokens]
             arrays.append(np.asarray([*drawn, *spare], np.float32))
+        if self.penalties:
+            texts = [*(token.request.ids[: token.position + 1] for token in tokens), *([] for _ in spare)]
+            vocabulary = self.llama.config.vocab_size
+            arrays.append(np.concatenate([seen_tokens(ids, vocabulary) for ids in texts]))
         following = self._run(size, *tp.to_backend(arrays, self.llama.backend))
         found = zip(tokens, following.tolist(), strict=False)
         return [(token.request, next_id) for token, next_id in found if token.is_last]
@@ -299,7 +325,8 @@ class Batch:
     def _run(self, size: int, ids: Any, positions: Any, *others: Any) -> np.ndarray[Any, Any]:
         """Run a step for that many sequences."""
         cache, steps = self.cache, self.llama._batch_steps
-        kind = (size, self.max_seq_length, cache.page_size, cache.max_num_pages, cache.dtype, tuple(self.pick.items()))
+        sizes = (cache.page_size, cache.max_num_pages, cache.max_sequences, cache.dtype)
+        kind = (size, self.max_seq_length, *sizes, self.penalties, tuple(self.pick.items()))
         with self.llama._scope():
             if kind not in steps:
                 if len(steps) >= _MOST_STEPS:
@@ -312,21 +339,10 @@ class Batch:
         """Return a step that runs without Python, where that is possible."""
         cache = self.cache
         sizes = (None, self.max_seq_length, cache.page_size, cache.max_num_pages)
-        options = StepOptions("decode", size, *sizes, cache.dtype, self.pick)
+        options = StepOptions("decode", size, *sizes, cache.dtype, self.pick, cache.max_sequences, self.penalties)
         try:
             kernel = persistent(self.llama, options, repack=True)
             kernel.compile()
         except (ValueError, OtherRankError):  # the backend cannot, or a body computes an operator
             return step_of(self.llama, options)
         return kernel
-
-
-def _assigned(old: Any, key: tuple[Any, ...], new: np.ndarray[Any, Any]) -> Any:
-    """Return an array with a part replaced, in place where that is possible."""
-    if hasattr(type(old), "at"):
-        return old.at[key].set(new)
-    xp = tp.get_namespace(old)
-    shared = xp.asarray(old)  # of a kind that can be indexed by arrays
-    there = tuple(xp.asarray(part) if isinstance(part, np.ndarray) else part for part in key)
-    shared[there] = xp.astype(xp.asarray(new), shared.dtype, copy=False)
-    return old

@@ -6,21 +6,44 @@ immutable, or a compiler traces, a new key is put into place by the library's op
 into a write if it may overwrite the old cache; in a library without it, the key is *selected* into place, which costs a
 pass over the cache. Elsewhere it is written in place. And a Python integer that changes with every token would be a new
 constant to compile, so a compiler sees positions as arrays.
+
+The dtype of the slots says how keys and values are kept: as they are, in halves, or as bytes of q8_0's blocks.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import tensorops as tp
+from tensorops.formats import q8_0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FIRST_CAPACITY", "KVCache", "Slots", "concat", "grown"]
+    from .config import ModelConfig
+
+__all__ = [
+    "FIRST_CAPACITY",
+    "KV_DTYPES",
+    "PREFILL_TOKENS",
+    "KVCache",
+    "Slots",
+    "attention",
+    "concat",
+    "grown",
+    "layout",
+    "slots_in_windows",
+    "storage",
+    "stored",
+]
 
 Array = Any
 FIRST_CAPACITY = 128  # tokens
+PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
+KV_DTYPES = ("float32", "float16", "bfloat16", "q8_0")  # in which keys and values may be kept
+_UNPACKED_BYTES = 1 << 26  # the most that are made of 8 bits at a time, unless a single head has more
 
 
 def grown(capacity: int, tokens: int) -> int:
@@ -30,19 +53,105 @@ def grown(capacity: int, tokens: int) -> int:
     return capacity
 
 
+def storage(head_dim: int, kv_dtype: str) -> tuple[int, np.dtype[Any]]:
+    """Return the length and the dtype of what is kept of a key or a value."""
+    if kv_dtype not in KV_DTYPES:
+        raise ValueError(f"kv_dtype is {kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
+    if kv_dtype == "q8_0":
+        return -(-head_dim // 32) * 34, np.dtype(np.uint8)
+    if kv_dtype == "bfloat16":
+        import ml_dtypes
+
+        return head_dim, np.dtype(ml_dtypes.bfloat16)
+    return head_dim, np.dtype(kv_dtype)
+
+
+def layout(
+    config: ModelConfig, capacity: int, kv_dtype: str, in_windows: int | None = None
+) -> list[list[tuple[tuple[int, ...], np.dtype[Any]]]]:
+    """Return the shapes and dtypes of what the blocks keep of a sequence: first those of keys, then those of values.
+
+    Of a gated delta net, the states take their places; of a block that attends to the keys of another, nothing does.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The sizes.
+    capacity : int
+        How many slots each block has.
+    kv_dtype : str
+        One of `KV_DTYPES`.
+    in_windows : int, optional
+        How many those with a window have, if they are fewer.
+    """
+    convolution = (1, 1, config.conv_width - 1, config.state_channels)
+    states = convolution, (1, config.state_heads, config.state_dim, config.state_dim)
+    kinds = []
+    for number in range(config.blocks):
+        block, shapes, dtype = config.of_block(number), states, np.dtype(np.float32)
+        if number in config.sources:
+            shapes = ((1, 1, 1, 1),) * 2
+        elif number not in config.recurrent:
+            width, dtype = storage(block.head_dim, kv_dtype)
+            slots = min(capacity, in_windows or capacity) if number in config.windowed else capacity
+            shapes = ((1, block.kv_heads, slots, width),) * 2
+        kinds.append([(shape, dtype) for shape in shapes])
+    return [list(part) for part in zip(*kinds, strict=True)]
+
+
+def slots_in_windows(window: int | None, piece: int) -> int:
+    """Return the most slots of blocks with a window: what a token sees before itself, and two pieces of a text."""
+    return (window or 1) - 1 + 2 * piece
+
+
+def stored(xp: Any, x: Array, dtype: Any) -> Array:
+    """Return keys or values as slots of a dtype keep them."""
+    if dtype != xp.uint8:
+        return x if x.dtype == dtype else xp.astype(x, dtype)
+    if spare := -x.shape[-1] % 32:
+        zeros = xp.broadcast_to(xp.zeros_like(x[..., :1]), (*x.shape[:-1], spare))
+        x = xp.concat((x, zeros), axis=-1)
+    return q8_0.FORMAT.packed(xp, x)
+
+
+def attention(xp: Any, q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """Return what attention gives in the dtype of queries, for keys and values as they are kept."""
+    if q.dtype == k.dtype:
+        return tp.scaled_dot_product_attention(q, k, v, **options)
+    if k.dtype != xp.uint8:
+        y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, **options)
+        return xp.astype(y, q.dtype)
+    (_, heads, tokens, dim), group = k.shape, q.shape[1] // k.shape[1]
+    together = max(_UNPACKED_BYTES // (8 * tokens * dim), 1)
+    sinks, parts = options.pop("sinks", None), []
+    for first in range(0, heads, together):
+        some, own = slice(first, first + together), slice(first * group, (first + together) * group)
+        if sinks is not None:
+            options["sinks"] = sinks[own]
+        unpacked = (_unpacked(xp, part[:, some, :, :], q.shape[3]) for part in (k, v))
+        parts.append(tp.scaled_dot_product_attention(q[:, own, :, :], *unpacked, **options))
+    return concat(parts, axis=1)
+
+
+def _unpacked(xp: Any, blocks: Array, head_dim: int) -> Array:
+    rows: Array = tp.dequantize(xp.reshape(blocks, (-1, blocks.shape[3])), format="q8_0")
+    return xp.reshape(rows, (*blocks.shape[:3], rows.shape[1]))[..., :head_dim]
+
+
 class Slots:
     """Keys and values of a step, with those of its tokens in their places, and what attention sees of them.
 
     Parameters
     ----------
-    positions : array of int, shape (tokens,)
-        Consecutive positions in the text; a position is also the slot that holds its key and value.
+    places : array of int, shape (kinds, tokens)
+        The consecutive slots of the tokens. Those in the last row are of blocks with a window, which keep only the end
+        of a text; in the other ones, a slot is a position in the text.
     keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         The slots of every block.
-    capacity : int
-        The number of slots.
-    start : int, optional
-        The first position, as a number; if given, new keys and values are written into the old arrays.
+    windowed : sequence of int
+        The numbers of blocks with a window.
+    starts : tuple of int, optional
+        The first column of `places`, as numbers; if given, new keys and values are written into the old arrays.
 
     Attributes
     ----------
@@ -51,37 +160,33 @@ class Slots:
     """
 
     def __init__(
-        self, positions: Array, keys: Sequence[Array], values: Sequence[Array], capacity: int, start: int | None = None
+        self,
+        places: Array,
+        keys: Sequence[Array],
+        values: Sequence[Array],
+        windowed: Sequence[int] = (),
+        starts: tuple[int, ...] | None = None,
     ) -> None:
         self.keys, self.values = list(keys), list(values)
-        self._xp = tp.get_namespace(positions)
-        self._count, self._start = positions.shape[0], start
-        if start is not None:
-            return
-        xp, self._positions, self._updates = self._xp, positions, _has_updates(positions)
-        self._masks: dict[int | None, Array] = {}
-        slots = xp.arange(capacity, dtype=positions.dtype)
-        self._ahead = xp.expand_dims(positions, axis=1) - xp.expand_dims(slots, axis=0)
-        if not self._updates:
-            offset = slots - positions[:1]
-            self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
-            self._source = xp.clip(offset, 0, self._count - 1)
+        self._xp, self._places, self._starts, self._windowed = tp.get_namespace(places), places, starts, windowed
+        self._kinds: dict[int, _Places] = {}
 
     def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
         """Return what attention gives, for the number of a block, queries, keys and values, and its options."""
+        kind = -(number in self._windowed)
         if k is not None:
-            self.keys[number] = self._placed(self.keys[number], k)
-            self.values[number] = self._placed(self.values[number], v)
+            self.keys[number] = self._placed(kind, self.keys[number], k)
+            self.values[number] = self._placed(kind, self.values[number], v)
         k, v = self.keys[number], self.values[number]
-        window = options.pop("window", None)
-        if self._start is None:  # a compiler needs all slots, as the number of those in use changes with every token
-            return tp.scaled_dot_product_attention(q, k, v, mask=self._mask(window), **options)
-        end = self._start + self._count
-        first = 0 if window is None else max(self._start + 1 - window, 0)
-        seen = (slots[:, :, first:end, :] for slots in (k, v))
-        if self._count == 1:
-            return tp.scaled_dot_product_attention(q, *seen, **options)
-        return tp.scaled_dot_product_attention(q, *seen, is_causal=True, window=window, **options)
+        window, count = options.pop("window", None), self._places.shape[1]
+        if self._starts is None:  # a compiler needs all slots, as the number of those in use changes with every token
+            return attention(self._xp, q, k, v, mask=self._of(kind, k).mask(window), **options)
+        start = self._starts[kind]
+        first = 0 if window is None else max(start + 1 - window, 0)
+        seen = (slots[:, :, first : start + count, :] for slots in (k, v))
+        if count == 1:
+            return attention(self._xp, q, *seen, **options)
+        return attention(self._xp, q, *seen, is_causal=True, window=window, **options)
 
     def state(self, number: int) -> tuple[Array, Array]:
         """Return the states of a gated delta net, for the number of a block."""
@@ -91,24 +196,58 @@ class Slots:
         """Replace them."""
         self.keys[number], self.values[number] = convolution, state
 
-    def _mask(self, window: int | None) -> Array:
+    def _of(self, kind: int, slots: Array) -> _Places:
+        if kind not in self._kinds:
+            self._kinds[kind] = _Places(self._xp, self._places[kind, :], slots.shape[2])
+        return self._kinds[kind]
+
+    def _placed(self, kind: int, old: Array, new: Array) -> Array:
+        """Return `old` (1, heads, capacity, head_dim) with `new` (1, heads, tokens, head_dim) in its slots."""
+        old = self._xp.asarray(old)
+        new = stored(self._xp, new, old.dtype)
+        if self._starts is None:
+            return self._of(kind, old).put(old, new)
+        start = self._starts[kind]
+        old[:, :, start : start + new.shape[2], :] = new
+        return old
+
+
+class _Places:
+    """Consecutive slots of tokens for a compiler, which does not know their numbers.
+
+    Parameters
+    ----------
+    xp : namespace
+        Of the arrays.
+    places : array of int, shape (tokens,)
+        The slots.
+    capacity : int
+        How many slots there are.
+    """
+
+    def __init__(self, xp: Any, places: Array, capacity: int) -> None:
+        self._xp, self._places, self._masks = xp, places, dict[int | None, Array]()
+        slots = xp.arange(capacity, dtype=places.dtype)
+        self._ahead = xp.expand_dims(places, axis=1) - xp.expand_dims(slots, axis=0)
+        if not _has_updates(places):
+            offset, count = slots - places[:1], places.shape[0]
+            self._is_new = xp.expand_dims((offset >= 0) & (offset < count), axis=1)
+            self._source = xp.clip(offset, 0, count - 1)
+
+    def mask(self, window: int | None) -> Array:
         """Return an array of bool, (tokens, slots): to which a token attends, itself and those before it."""
         if window not in self._masks:
             mask = self._ahead >= 0
             self._masks[window] = mask if window is None else mask & (self._ahead < window)
         return self._masks[window]
 
-    def _placed(self, old: Array, new: Array) -> Array:
-        """Return `old` (1, heads, capacity, head_dim) with `new` (1, heads, tokens, head_dim) in its slots."""
-        old = self._xp.asarray(old)
-        if self._start is not None:
-            old[:, :, self._start : self._start + self._count, :] = new
-            return old
-        if self._updates:  # without these promises, indices would be compared with the number of slots
+    def put(self, old: Array, new: Array) -> Array:
+        """Return slots with new ones in these places."""
+        if _has_updates(self._places):  # without these promises, indices would be compared with the number of slots
             promises = {"mode": "promise_in_bounds", "unique_indices": True, "indices_are_sorted": True}
-            return old.at[:, :, self._positions, :].set(new, **promises)
+            return old.at[:, :, self._places, :].set(new, **promises)
         # A single token is broadcast to all slots; of several tokens, every slot takes the nearest.
-        spread = new if self._count == 1 else self._xp.take(new, self._source, axis=2)
+        spread = new if new.shape[2] == 1 else self._xp.take(new, self._source, axis=2)
         return self._xp.where(self._is_new, spread, old)
 
 
@@ -121,47 +260,56 @@ def _has_updates(x: Array) -> bool:
 class KVCache:
     """Keys and values of every block, with room for more.
 
+    Blocks with a window keep the end of a text only: those that the next tokens see, and as many more as a piece of a
+    text has, so that as many tokens can be forgotten.
+
     Parameters
     ----------
     keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         Empty slots, one array per block.
     limit : int
         The most tokens the model can see.
-    states : sequence of int, optional
-        The numbers of blocks whose arrays are states, which do not grow with the text.
-    unused : sequence of int, optional
-        Those of blocks whose arrays are not used, as they attend to the keys of others.
+    config : ModelConfig
+        The sizes: which blocks have states or a window, or attend to the keys of others.
+    piece : int
+        The most tokens for which room is reserved at once.
 
     Attributes
     ----------
     keys, values : list of array
-        The slots; the first `length` are in use.
+        The slots; the first `length` are in use or, in blocks with a window, ``length - base``.
     length : int
         The number of tokens seen.
+    base : int
+        The position of the first slot of blocks with a window.
     is_writable : bool
         Whether the arrays can be assigned to; if so, they change with every token.
     """
 
     def __init__(
-        self,
-        keys: Sequence[Array],
-        values: Sequence[Array],
-        limit: int,
-        states: Sequence[int] = (),
-        unused: Sequence[int] = (),
+        self, keys: Sequence[Array], values: Sequence[Array], limit: int, config: ModelConfig, piece: int
     ) -> None:
-        self.keys = list(keys)
-        self.values = list(values)
+        self.keys, self.values = list(keys), list(values)
         self.limit = limit
-        self.length = 0
-        self._states = tuple(states)
-        self._growing = [number for number in range(len(self.keys)) if number not in (*states, *unused)]
-        self.is_writable = _accepts_assignment(self.keys[self._growing[0]])
+        self.length = self.base = 0
+        self._states = config.recurrent
+        growing = [number for number in range(config.blocks) if number not in config.without_cache]
+        self._windowed = [number for number in growing if number in config.windowed]
+        self._whole = [number for number in growing if number not in config.windowed]
+        self._seen = (config.window or 1) - 1  # by the next token, besides itself
+        self._piece = piece
+        self.is_writable = _accepts_assignment(self.keys[growing[0]])
 
     @property
     def capacity(self) -> int:
         """The number of tokens that fit without growing."""
-        return int(self.keys[self._growing[0]].shape[2])
+        whole = [int(self.keys[number].shape[2]) for number in self._whole[:1]]
+        return min(whole + [self.base + int(self.keys[number].shape[2]) for number in self._windowed[:1]])
+
+    def places(self, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Return the slots of the next tokens, (kinds, count); see `Slots`."""
+        starts = [self.length, self.length - self.base][: 2 if self._windowed else 1]
+        return np.arange(count, dtype=np.int32) + np.asarray(starts, dtype=np.int32)[:, None]
 
     def require(self, count: int) -> None:
         """Raise ValueError if `count` more tokens would exceed the context length."""
@@ -170,7 +318,7 @@ class KVCache:
             raise ValueError(f"position {needed - 1} is past the model's context length of {self.limit}")
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` more tokens.
+        """Make room for `count` more tokens, at most those of a piece.
 
         Raises
         ------
@@ -178,21 +326,52 @@ class KVCache:
             They would exceed the context length.
         """
         self.require(count)
-        capacity = grown(self.capacity, self.length + count)
-        while self.capacity < capacity:
-            for number in self._growing:
-                self.keys[number], self.values[number] = _doubled(self.keys[number]), _doubled(self.values[number])
+        self._extend(self._whole, 0, self.length + count)
+        if not self._windowed:
+            return
+        most, used = slots_in_windows(self._seen + 1, self._piece), self.length - self.base
+        have = self.keys[self._windowed[0]].shape[2]
+        first = 0  # that is kept
+        if used + count > max(have, most):
+            first = used - self._seen - self._piece
+        self._extend(self._windowed, first, used + count, most)
+        self.base += first
+
+    def _extend(self, numbers: Sequence[int], first: int, needed: int, most: int | None = None) -> None:
+        """Let some blocks have that many slots, without the first ones."""
+        for number in numbers:
+            have = self.keys[number].shape[2]
+            if first or needed > have:
+                capacity = grown(have, needed - first)
+                capacity = max(have, capacity if most is None else min(capacity, most))
+                for part in (self.keys, self.values):
+                    part[number] = _extended(part[number], first, capacity)
 
     def truncate(self, length: int) -> int:
-        """Forget the tokens after the first `length`, or all if there are states; return how many are left."""
-        if length < self.length and self._states:
-            length = 0
+        """Forget the tokens after the first `length`; return how many are left.
+
+        None are, if there are states, or if what the next token sees is no longer in blocks with a window.
+        """
+        if length < self.length and (self._states or self.base > max(length - self._seen, 0)):
+            length = self.base = 0
             for number in self._states:
                 xp = tp.get_namespace(self.keys[number])
                 self.keys[number] = xp.zeros_like(self.keys[number])
                 self.values[number] = xp.zeros_like(self.values[number])
         self.length = min(self.length, length)
         return self.length
+
+    def slots_of(self, count: int, base: int) -> list[int]:
+        """Return how many slots of each block the first tokens have, for the position of the first in windows.
+
+        Raises
+        ------
+        ValueError
+            What the token after them sees is not among them.
+        """
+        if not 0 <= base <= max(count - self._seen, 0):
+            raise ValueError(f"windows have moved on: what follows the first {count} tokens cannot be computed")
+        return [count - base if number in self._windowed else count for number in range(len(self.keys))]
 
     def store(self, keys: Sequence[Array], values: Sequence[Array], count: int) -> None:
         """Replace the slots by new ones with `count` more tokens."""
@@ -203,15 +382,21 @@ class KVCache:
 def _accepts_assignment(slots: Array) -> bool:
     """Return whether an assignment that changes nothing succeeds; the standard leaves it to the library."""
     try:
-        tp.get_namespace(slots).asarray(slots)[0, 0, 0, 0] = 0.0  # as `Slots.place` writes
+        tp.get_namespace(slots).asarray(slots)[0, 0, 0, 0] = 0  # as `Slots.place` writes
     except TypeError:
         return False
     return True
 
 
-def _doubled(slots: Array) -> Array:
+def _extended(slots: Array, first: int, capacity: int) -> Array:
+    """Return the slots from one on, and empty ones after them."""
+    xp, have = tp.get_namespace(slots), slots.shape[2]
     # Zeros, not uninitialised memory: a masked slot counts 0 times, and 0 times NaN is NaN.
-    return concat([slots, tp.get_namespace(slots).zeros_like(slots)], axis=2)
+    empty = [xp.zeros_like(slots)] * -(-(capacity - have + first) // have)
+    if not first and capacity % have == 0:
+        return concat([slots, *empty], axis=2)
+    made = xp.concat([xp.asarray(slots)[:, :, first:, :], *empty], axis=2)[:, :, :capacity, :]
+    return made if type(made) is type(slots) else tp.to_backend(made, tp.get_backend())
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:

@@ -177,25 +177,15 @@ class ModelConfig:
         """Return the sizes and options of a block by its number."""
         return self._of_blocks[block]
 
-    def cache_shapes(self, capacity: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the shapes of what a block keeps of a sequence: keys and values, or the states of a gated delta net.
-
-        Parameters
-        ----------
-        capacity : int
-            The number of tokens.
-        """
-        convolution = (1, 1, self.conv_width - 1, self.state_channels)
-        states = convolution, (1, self.state_heads, self.state_dim, self.state_dim)
-        attention = [(1, c.kv_heads, capacity, c.head_dim) for c in self._of_blocks]
-        shapes = [states if i in self.recurrent else (attention[i], attention[i]) for i in range(self.blocks)]
-        nothing = ((1, 1, 1, 1),) * 2
-        return [nothing if i in self.sources else shape for i, shape in enumerate(shapes)]
-
     @property
     def without_cache(self) -> tuple[int, ...]:
         """The numbers of blocks whose arrays in a cache do not grow with the text."""
         return (*self.recurrent, *self.sources)
+
+    @cached_property
+    def kv_head_counts(self) -> tuple[int, ...]:
+        """The different numbers of heads of keys and values that blocks keep."""
+        return tuple(sorted({self.of_block(i).kv_heads for i in range(self.blocks) if i not in self.without_cache}))
 
     @property
     def is_scaled(self) -> bool:

@@ -13,14 +13,14 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import Ranks, connect
 
-from .cache import FIRST_CAPACITY, KVCache, concat
+from .cache import FIRST_CAPACITY, PREFILL_TOKENS, KVCache, concat, layout, storage
 from .config import ModelConfig
 from .files import read_model
 from .logprobs import LogProbs, likeliest
 from .mesh import MeshRanks
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
-from .penalties import Penalties, seen_tokens
+from .penalties import NONE, Penalties, seen_tokens
 from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
@@ -42,9 +42,7 @@ Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
-NONE = Penalties()
 POOLINGS = ("mean", "last", "cls")
-PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
 def default_backend() -> str:
@@ -132,6 +130,10 @@ class LanguageModel:
     precision : {"highest", "high", "low"}, optional
         How accurate products with quantised weights have to be; see `tensorops.quantized_linear`. It matters where a
         kernel reads the blocks of a file.
+    kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
+        How the keys and values of a text are kept. Attention computes with queries in float16 or bfloat16, too, then.
+        With "q8_0", 32 neighbours are integers of 8 bits with a common scale, about a quarter of float32's bytes, which
+        become float32 again before attention, one block's at a time. The states of gated delta nets stay float32.
 
     Attributes
     ----------
@@ -170,7 +172,10 @@ class LanguageModel:
         world_size: int = 1,
         mpi_rank: int | None = None,
         precision: str = "highest",
+        kv_dtype: str = "float32",
     ) -> None:
+        storage(config.head_dim, kv_dtype)  # raises unless there is such a dtype
+        self.kv_dtype = kv_dtype
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
         backend = backend or _default_backend(mesh)
@@ -231,6 +236,7 @@ class LanguageModel:
         world_size: int = 1,
         mpi_rank: int | None = None,
         precision: str = "highest",
+        kv_dtype: str = "float32",
     ) -> LanguageModel:
         """Load a model and its tokenizer.
 
@@ -251,6 +257,8 @@ class LanguageModel:
             See `LanguageModel`.
         precision : {"highest", "high", "low"}, optional
             See `LanguageModel`.
+        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
+            See `LanguageModel`.
 
         Returns
         -------
@@ -266,8 +274,9 @@ class LanguageModel:
         """
         with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
             _, config, tensors, tokenizer = read_model(path)
-        ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
-        return cls(config, tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
+        options: dict[str, Any] = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
+        options |= {"precision": precision, "kv_dtype": kv_dtype}
+        return cls(config, tensors, tokenizer, backend=backend, compile=compile, **options)
 
     from_gguf = load
 
@@ -284,13 +293,16 @@ class LanguageModel:
             )
         self._context_length = tokens
 
-    def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
+    def new_cache(self, capacity: int = FIRST_CAPACITY, *, kv_dtype: str | None = None) -> KVCache:
         """Return an empty cache, to be passed to successive calls.
 
         Parameters
         ----------
         capacity : int
-            For how many tokens it has room; it grows when it is full.
+            For how many tokens it has room. It grows when it is full; blocks with a window, only until they have room
+            for what a token sees and 512 more.
+        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
+            How keys and values are kept; by default as the model says.
 
         Returns
         -------
@@ -298,11 +310,9 @@ class LanguageModel:
             The cache.
         """
         c = self._part
-        empty = [
-            [np.zeros(shape, dtype=np.float32) for shape in of] for of in zip(*c.cache_shapes(capacity), strict=True)
-        ]
+        empty = [[np.zeros(*each) for each in part] for part in layout(c, capacity, kv_dtype or self.kv_dtype)]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, self.context_length, c.recurrent, tuple(c.sources))
+        return KVCache(keys, values, self.context_length, c, PREFILL_TOKENS)
 
     def new_prompt_cache(self) -> PromptCache:
         """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
@@ -519,11 +529,15 @@ class LanguageModel:
         count = self.count_new_tokens(len(ids), max_new_tokens)
         rng = np.random.default_rng(seed)
         pick = _sampling(temperature, top_k, top_p, min_p) | {"rng": rng}
-        penalties, stops = Penalties(repeat_penalty, presence_penalty), stop_texts(stop)
-        if stops and self.tokenizer is None:
-            raise ValueError("this model has no tokenizer, which stop needs")
+        penalties, stops = Penalties(repeat_penalty, presence_penalty), self._stop_texts(stop)
         found = self._continue(ids, count, pick, penalties, prompt_cache or self.new_prompt_cache(), on_read)
         return tokens_until(found, self.tokenizer.bytes_of, stops) if stops and self.tokenizer else found
+
+    def _stop_texts(self, stop: str | Sequence[str] | None) -> tuple[str, ...]:
+        stops = stop_texts(stop)
+        if stops and self.tokenizer is None:
+            raise ValueError("this model has no tokenizer, which stop needs")
+        return stops
 
     def count_new_tokens(self, prompt: int, max_new_tokens: int | None = None) -> int:
         """Return how many tokens `generate_ids` may add to a prompt.
@@ -567,11 +581,14 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        stop: str | Sequence[str] | None = None,
         max_batch: int = 8,
         max_seq_length: int | None = None,
         page_size: int = 32,
         max_num_pages: int | None = None,
-        kv_dtype: str = "float32",
+        kv_dtype: str | None = None,
         on_end: Callable[[int], object] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Continue several sequences of tokens together: the weights are read once for all of them.
@@ -584,7 +601,7 @@ class LanguageModel:
             At least one token each.
         max_new_tokens : int, optional
             The most tokens to add to each, 0 or more; by default as many as fit.
-        temperature, top_k, top_p, min_p, seed
+        temperature, top_k, top_p, min_p, seed, repeat_penalty, presence_penalty, stop
             As for `generate_ids`.
         max_batch : int
             The most sequences at a time.
@@ -596,8 +613,8 @@ class LanguageModel:
             How many pages there are; by default enough for `max_batch` sequences of `max_seq_length` or, without
             `max_new_tokens`, of 2,048 tokens more than the longest prompt. With fewer, sequences wait, and the youngest
             may have to begin again.
-        kv_dtype : {"float32", "float16", "bfloat16"}
-            In which keys and values are kept.
+        kv_dtype : {"float32", "float16", "bfloat16"}, optional
+            How keys and values are kept; by default as the model says.
         on_end : callable, optional
             Called with the number of each prompt whose text is complete, after its last token.
 
@@ -609,8 +626,8 @@ class LanguageModel:
         Raises
         ------
         ValueError
-            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or the devices of a
-            mesh share the network.
+            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, the devices of a
+            mesh share the network, or there is a text in `stop` and no tokenizer.
         OutOfPagesError
             While it runs: there are too few pages for a single sequence.
         """
@@ -621,6 +638,7 @@ class LanguageModel:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
         if max_new_tokens is not None and max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
+        penalties = Penalties(repeat_penalty, presence_penalty)
         prompts = list(prompts)  # it may be a generator, and is gone through twice
         if not prompts:
             return iter(())
@@ -635,9 +653,9 @@ class LanguageModel:
         number = max_num_pages
         if number is None:
             number = max(max_batch * -(-min(likely, most) // page_size), -(-most // page_size))
-        cache = self.new_paged_cache(page_size, number, dtype=kv_dtype)
-        pick = _sampling(temperature, top_k, top_p, min_p)
-        batch = Batch(self, cache, max_batch, most, pick, seed, on_end)
+        cache = self.new_paged_cache(page_size, number, dtype=kv_dtype, max_sequences=max_batch)
+        pick, stops = _sampling(temperature, top_k, top_p, min_p), self._stop_texts(stop)
+        batch = Batch(self, cache, max_batch, most, pick, seed, on_end, penalties, stops)
         for ids in prompts:
             batch.add(ids, max(most - len(ids), 1) if max_new_tokens is None else max_new_tokens)
         return batch.run()
@@ -651,7 +669,7 @@ class LanguageModel:
         max_seq_length: int | None = None,
         page_size: int | None = None,
         max_num_pages: int | None = None,
-        kv_dtype: str = "float32",
+        kv_dtype: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -674,10 +692,10 @@ class LanguageModel:
         max_seq_length : int, optional
             The most tokens of a sequence; by default the context length.
         page_size, max_num_pages : int, optional
-            Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them; by default, there are
-            enough for `batch` sequences.
-        kv_dtype : {"float32", "float16", "bfloat16"}
-            In which pages keep keys and values.
+            Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them with
+            ``max_sequences=batch``; by default, there are enough for `batch` sequences.
+        kv_dtype : {"float32", "float16", "bfloat16"}, optional
+            How pages keep keys and values; by default as the model says.
         temperature, top_k, top_p, min_p
             As for `generate_ids`.
         repack : bool, optional
@@ -715,13 +733,15 @@ class LanguageModel:
         repack = mode == "decode" if repack is None else repack
         return persistent(self, options, num_workers=num_workers, repack=repack, profile=profile)
 
-    def new_paged_cache(self, page_size: int, max_num_pages: int, *, dtype: str = "float32") -> PagedKVCache:
+    def new_paged_cache(
+        self, page_size: int, max_num_pages: int, *, dtype: str | None = None, max_sequences: int = 8
+    ) -> PagedKVCache:
         """Return empty pages for keys and values of many sequences.
 
         Parameters
         ----------
-        page_size, max_num_pages, dtype
-            See `PagedKVCache`.
+        page_size, max_num_pages, dtype, max_sequences
+            See `PagedKVCache`; by default, the dtype is the model's `kv_dtype`.
 
         Returns
         -------
@@ -733,22 +753,10 @@ class LanguageModel:
         ValueError
             A number is out of range, or the devices of a mesh share the network.
         """
-        if self.config.recurrent or self.config.overrides:
-            kept = "states" if self.config.recurrent else "heads of several sizes"
-            name = self.config.architecture
-            raise ValueError(f"{name} keeps {kept}, which have no pages: it takes a sequence at a time")
         if isinstance(self._ranks, MeshRanks):
             raise ValueError("the devices of a mesh share no pages: they take a sequence at a time")
-        c = self._part
-        return PagedKVCache(
-            page_size,
-            max_num_pages,
-            blocks=c.blocks,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            dtype=dtype,
-            backend=self.backend,
-        )
+        options = {"dtype": dtype or self.kv_dtype, "backend": self.backend}
+        return PagedKVCache(self._part, page_size, max_num_pages, max_sequences=max_sequences, **options)
 
     def _continue(
         self,
@@ -809,11 +817,11 @@ class LanguageModel:
         count = ids.shape[0]
         with self._scope():
             cache.reserve(count)
-            positions = np.arange(cache.length, cache.length + count, dtype=np.int32)
-            moved = self._move((ids, positions)) if isinstance(ids, np.ndarray) else (ids, self._move(positions))
+            places = cache.places(count)
+            moved = self._move((ids, places)) if isinstance(ids, np.ndarray) else (ids, self._move(places))
             options = {}
             if cache.is_writable and not self._compile:
-                options = {"start": cache.length, "token": int(ids[0]) if count == 1 else None}
+                options = {"starts": tuple(places[:, 0].tolist()), "token": int(ids[0]) if count == 1 else None}
             hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
         cache.store(keys, values, count)
         return hidden

@@ -11,7 +11,7 @@ import tensorops as tp
 from tensorops import formats
 
 from .blocks import ComputedTensor, Tensor
-from .cache import FIRST_CAPACITY, grown
+from .cache import FIRST_CAPACITY, PREFILL_TOKENS, grown, layout, slots_in_windows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["cache_bytes", "weights_bytes"]
 
 
-def cache_bytes(config: ModelConfig, tokens: int) -> int:
+def cache_bytes(config: ModelConfig, tokens: int, kv_dtype: str = "float32") -> int:
     """Return the number of bytes of a cache with room for some tokens."""
-    shapes = config.cache_shapes(grown(FIRST_CAPACITY, tokens))
-    return 4 * sum(prod(keys) + prod(values) for keys, values in shapes)
+    most = slots_in_windows(config.window, PREFILL_TOKENS)
+    parts = layout(config, grown(FIRST_CAPACITY, tokens), kv_dtype, most)
+    return sum(prod(shape) * dtype.itemsize for part in parts for shape, dtype in part)
 
 
 def weights_bytes(tensors: Mapping[str, Tensor | ComputedTensor], backend: str) -> int:

@@ -14,8 +14,9 @@ import tensorops as tp
 from tensorops.persistent.ranks import Ranks
 
 from . import architectures
-from .cache import Slots
+from .cache import Slots, attention, stored
 from .layer import Layer, Step
+from .penalties import NONE, Penalties
 from .weights import embed, linear
 
 if TYPE_CHECKING:
@@ -116,11 +117,11 @@ def forward(
     config: ModelConfig,
     weights: dict[str, Any],
     ids: Array,
-    positions: Array,
+    places: Array,
     keys: Sequence[Array],
     values: Sequence[Array],
     *,
-    start: int | None = None,
+    starts: tuple[int, ...] | None = None,
     token: int | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Array, list[Array], list[Array]]:
@@ -132,13 +133,15 @@ def forward(
         The sizes, of several ranks those of one.
     weights : dict
         The result of `arrange`.
-    ids, positions : array of int, shape (tokens,)
-        Tokens and their consecutive positions.
+    ids : array of int, shape (tokens,)
+        Tokens.
+    places : array of int, shape (kinds, tokens)
+        Their positions and, in blocks with a window, slots; see `Slots`.
     keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         The arrays of a `KVCache`, with room for the tokens.
-    start : int, optional
-        The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
-        for which it would be a new constant for every token.
+    starts : tuple of int, optional
+        The first of the `places`, as numbers; if given, `keys` and `values` are written to. Do not pass it under a
+        compiler, for which they would be new constants for every token.
     token : int, optional
         The only element of `ids`, as a number; for this, too.
     ranks : Ranks, optional
@@ -152,13 +155,12 @@ def forward(
         With the new tokens in place.
     """
     xp, kind = tp.get_namespace(ids), type(ids)
-    ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    growing = next(i for i in range(config.blocks) if i not in config.without_cache)
-    slots = Slots(positions, keys, values, keys[growing].shape[2], start)
-    hidden = run_blocks(config, weights, ids, positions, slots, token=token, ranks=ranks)
+    ids, places = xp.asarray(ids), xp.asarray(places)  # the kind that the namespace computes with
+    slots = Slots(places, keys, values, config.windowed, starts)
+    hidden = run_blocks(config, weights, ids, places[0, :], slots, token=token, ranks=ranks)
     if type(hidden) is kind:
         return hidden, slots.keys, slots.values
-    if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
+    if starts is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
         return tp.to_backend(hidden, tp.get_backend()), slots.keys, slots.values
     return tp.to_backend((hidden, slots.keys, slots.values), tp.get_backend())  # the caller's kind
 
@@ -192,6 +194,7 @@ def decode(
     values: Sequence[Array],
     *others: Array,
     paged: bool = False,
+    penalties: Penalties = NONE,
 ) -> tuple[Array, list[Array], list[Array]]:
     """Return the token that follows each of some sequences.
 
@@ -212,10 +215,14 @@ def decode(
         (num_pages, kv_heads, page_size, head_dim).
     *others : array
         With pages, a table of int32 and shape (batch, pages), and places of int32 and shape (batch * kv_heads,): where
-        the key of each head goes among all keys of a block, ``keys`` without its last axis. Then uniform random numbers
-        of float32 and shape (batch,), unless the temperature is 0.
+        the key of each head goes among all keys of a block, ``keys`` without its last axis. If blocks differ in heads,
+        there are places for each of `kv_head_counts`; if some have states, rows of these follow, of shape (batch,).
+        Then uniform random numbers of float32 and shape (batch,), unless the temperature is 0, and which tokens are
+        penalised, the result of `seen_tokens` for each sequence, if there are penalties.
     paged : bool
         Whether there are pages.
+    penalties : Penalties
+        Of tokens that a sequence has.
 
     Returns
     -------
@@ -224,13 +231,17 @@ def decode(
     keys, values : list of array
         With the keys and values of the step; where arrays can be written to, the given ones.
     """
-    table, places = others[:2] if paged else (None, None)
-    (numbers,) = others[2 * paged :] or (None,)
+    left = list(others)
+    table, places = (left.pop(0), left.pop(0)) if paged else (None, None)
+    numbers = left.pop(0) if pick["temperature"] else None
     xp, batch = tp.get_namespace(ids), ids.shape[0]
-    cache = _Cache(xp, keys, values, positions, positions + 1, places, table)
+    cache = _Cache(xp, keys, values, positions, positions + 1, table)
+    if places is not None:
+        cache.find(places, batch, config.kv_head_counts, config.recurrent != ())
     at = xp.reshape(positions, (batch, 1))
     hidden = run_blocks(config, weights, ids, at, cache, batch=batch, ranks=ranks)
-    tokens = choose(logits_of(config, ranks, hidden, output), pick, ranks, numbers)
+    logits = logits_of(config, ranks, hidden, output)
+    tokens = choose(penalties.apply(logits, left.pop(0)) if penalties else logits, pick, ranks, numbers)
     return xp.astype(tokens, ids.dtype, copy=False), cache.keys, cache.values
 
 
@@ -313,40 +324,56 @@ class _Cache:
         values: Sequence[Array],
         positions: Array,
         lengths: Array,
-        places: Array | None = None,
         table: Array | None = None,
     ) -> None:
         self.keys, self.values = list(keys), list(values)
-        self._xp, self._positions, self._places = xp, positions, places
+        self._xp, self._positions = xp, positions
         self._where = {"lengths": lengths, "page_table": table}
+        self._places: dict[int, Array] = {}  # in pages, by the number of heads
+        self._rows: Array = None  # of states
+
+    def find(self, places: Array, batch: int, head_counts: Sequence[int], has_states: bool) -> None:
+        """Note where keys, values and states go in pages; see `decode`."""
+        if len(head_counts) == 1 and not has_states:
+            self._places = {head_counts[0]: places}
+            return
+        start = 0
+        for heads in head_counts:
+            self._places[heads] = places[start : start + batch * heads]
+            start += batch * heads
+        self._rows = places[start:]
 
     def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
-        xp, dtype = self._xp, self.keys[number].dtype
         if k is not None:
             self.keys[number] = self._put(self.keys[number], k)
             self.values[number] = self._put(self.values[number], v)
         k, v = self.keys[number], self.values[number]
-        y = tp.scaled_dot_product_attention(
-            xp.astype(q, dtype, copy=False), k, v, is_causal=q.shape[2] > 1, **self._where, **options
-        )
-        return xp.astype(y, q.dtype, copy=False)
+        return attention(self._xp, q, k, v, is_causal=q.shape[2] > 1, **self._where, **options)
 
     def state(self, number: int) -> tuple[Array, Array]:
-        return self.keys[number], self.values[number]
+        kept = self.keys[number], self.values[number]
+        return kept if self._rows is None else tuple(self._xp.take(part, self._rows, axis=0) for part in kept)
 
     def keep(self, number: int, convolution: Array, state: Array) -> None:
-        whole = (slice(None),) * 4
-        self.keys[number] = _assigned(self.keys[number], whole, convolution)
-        self.values[number] = _assigned(self.values[number], whole, state)
+        self.keys[number] = self._kept(self.keys[number], convolution)
+        self.values[number] = self._kept(self.values[number], state)
+
+    def _kept(self, old: Array, new: Array) -> Array:
+        """Return states with those of a step in place."""
+        if self._rows is None:
+            return _assigned(old, (slice(None),) * 4, new)
+        flat, rows = (self._xp.reshape(part, (part.shape[0], -1)) for part in (old, new))
+        return self._xp.reshape(_assigned(flat, (self._rows, slice(None)), rows), old.shape)
 
     def _put(self, old: Array, new: Array) -> Array:
         """Return keys or values of a block with those of a step in their places."""
         xp = self._xp
-        new = xp.astype(new, old.dtype, copy=False)
-        if self._places is None:
+        new = stored(xp, new, old.dtype)
+        if not self._places:
             return _assigned(old, (slice(None), slice(None), self._positions, slice(None)), new)
-        rows = xp.reshape(new, (self._places.shape[0], old.shape[-1]))
-        return xp.reshape(_assigned(xp.reshape(old, (-1, old.shape[-1])), (self._places, slice(None)), rows), old.shape)
+        places = self._places[old.shape[1]]
+        rows = xp.reshape(new, (places.shape[0], old.shape[-1]))
+        return xp.reshape(_assigned(xp.reshape(old, (-1, old.shape[-1])), (places, slice(None)), rows), old.shape)
 
 
 def _assigned(old: Array, key: tuple[Any, ...], new: Array) -> Array:

@@ -14,12 +14,17 @@ import numpy as np
 
 import tensorops as tp
 
+from .cache import KV_DTYPES, layout
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OutOfPagesError", "PagedKVCache"]
+    from .config import ModelConfig
+
+__all__ = ["OutOfPagesError", "PagedKVCache", "assigned"]
 
 Array = Any
+_DTYPES = KV_DTYPES[:3]  # kernels read pages in place, of numbers only
 _ROOT = -1  # what comes before the first page
 
 
@@ -31,6 +36,7 @@ class OutOfPagesError(RuntimeError):
 class _Sequence:
     tokens: list[int]  # those whose keys are in pages
     pages: list[int] = field(default_factory=list)
+    row: int = 0  # of states
 
 
 class PagedKVCache:
@@ -38,12 +44,14 @@ class PagedKVCache:
 
     Parameters
     ----------
+    config : ModelConfig
+        The sizes of the network.
     page_size : int
         How many tokens a page holds.
     max_num_pages : int
         How many pages there are.
-    blocks, kv_heads, head_dim : int
-        The sizes of the network.
+    max_sequences : int, optional
+        How many sequences may have states, if blocks of the network keep some: those of gated delta nets.
     dtype : {"float32", "float16", "bfloat16"}
         Of keys and values.
     backend : str, optional
@@ -52,7 +60,8 @@ class PagedKVCache:
     Attributes
     ----------
     keys, values : list of array, each of shape (max_num_pages + 1, kv_heads, page_size, head_dim)
-        The pages of every block. The last page belongs to no sequence: what is written there is never read.
+        The pages of every block; of one with states, a row for each sequence, (max_sequences + 1, ...). The last page
+        and row belong to no sequence: what is written there is never read.
 
     Raises
     ------
@@ -62,12 +71,14 @@ class PagedKVCache:
     Notes
     -----
     Full pages are kept after their sequences have left, until they are needed: a sequence that begins with the same
-    tokens uses them again. Pages are never copied, as only full ones are shared.
+    tokens uses them again. Pages are never copied, as only full ones are shared. If there are states, none are shared:
+    the states after a page are not kept.
 
     Examples
     --------
-    >>> from tensorops.models import PagedKVCache
-    >>> cache = PagedKVCache(4, 3, blocks=1, kv_heads=1, head_dim=8)
+    >>> from tensorops.models import ModelConfig, PagedKVCache
+    >>> sizes = {"dim": 8, "hidden_dim": 8, "heads": 1, "kv_heads": 1, "head_dim": 8, "vocab_size": 10}
+    >>> cache = PagedKVCache(ModelConfig(blocks=1, context_length=64, **sizes), 4, 3)
     >>> first, known = cache.join([1, 2, 3, 4, 5, 6])
     >>> cache.append(first, [1, 2, 3, 4, 5, 6])
     >>> known, cache.free_pages
@@ -79,28 +90,32 @@ class PagedKVCache:
 
     def __init__(
         self,
+        config: ModelConfig,
         page_size: int,
         max_num_pages: int,
         *,
-        blocks: int,
-        kv_heads: int,
-        head_dim: int,
+        max_sequences: int = 8,
         dtype: str = "float32",
         backend: str | None = None,
     ) -> None:
-        sizes = {"page_size": page_size, "max_num_pages": max_num_pages}
-        for name, value in {**sizes, "blocks": blocks, "kv_heads": kv_heads, "head_dim": head_dim}.items():
+        sizes = {"page_size": page_size, "max_num_pages": max_num_pages, "max_sequences": max_sequences}
+        for name, value in sizes.items():
             if isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
-        if dtype not in ("float32", "float16", "bfloat16"):
-            raise ValueError(f"dtype is {dtype!r}, expected 'float32', 'float16' or 'bfloat16'")
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
         self.page_size, self.max_num_pages = page_size, max_num_pages
-        self.dtype, self._heads = dtype, kv_heads
+        self.dtype, self.max_sequences, self._config = dtype, max_sequences, config
         in_force = tp.get_backend()
         backend = backend or ("numpy" if in_force == "auto" else in_force)
-        shape = (max_num_pages + 1, kv_heads, page_size, head_dim)
-        empty = [[np.zeros(shape, _numpy_dtype(dtype)) for _ in range(blocks)] for _ in ("keys", "values")]
+        first = [max_sequences + 1 if i in config.recurrent else max_num_pages + 1 for i in range(config.blocks)]
+        first = [1 if i in config.sources else number for i, number in enumerate(first)]
+        empty = [
+            [np.zeros((number, *shape[1:]), kept) for number, (shape, kept) in zip(first, part, strict=True)]
+            for part in layout(config, page_size, dtype)
+        ]
         self.keys, self.values = tp.to_backend(empty, backend)
+        self._free_rows = list(range(max_sequences))
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()  # the oldest first
         self._next = 0
         self._never_used = list(range(max_num_pages - 1, -1, -1))
@@ -154,8 +169,18 @@ class PagedKVCache:
         known : int
             How many of the tokens are in pages already. It is less than their number: the last one is always computed,
             as its features choose the next.
+
+        Raises
+        ------
+        OutOfPagesError
+            There are states, and all rows of these are in use.
         """
         made = _Sequence([], self._shared(tokens))
+        if self._config.recurrent:
+            if not self._free_rows:
+                raise OutOfPagesError(f"all {self.max_sequences} rows of states are in use: max_sequences is too small")
+            made.row = self._free_rows.pop(0)
+            self._clear(made.row)
         for page in made.pages:
             self._use(page)
         made.tokens += (int(token) for token in tokens[: len(made.pages) * self.page_size])
@@ -178,9 +203,26 @@ class PagedKVCache:
         """
         return len(self._shared(tokens)) * self.page_size
 
+    def row(self, sequence: int) -> int:
+        """Return which row of states a sequence has.
+
+        Raises
+        ------
+        KeyError
+            If there is no such sequence.
+        """
+        return self._find(sequence).row
+
+    def _clear(self, row: int) -> None:
+        for part in (self.keys, self.values):
+            for i in self._config.recurrent:
+                part[i] = assigned(part[i], (row,), np.zeros(part[i].shape[1:], np.float32))
+
     def _shared(self, tokens: Sequence[int]) -> list[int]:
         """Return the pages with which a sequence can begin."""
         pages: list[int] = []
+        if self._config.recurrent:
+            return pages
         before = _ROOT
         for start in range(0, len(tokens) - self.page_size, self.page_size):
             own = tuple(int(token) for token in tokens[start : start + self.page_size])
@@ -231,6 +273,8 @@ class PagedKVCache:
         """
         this = self._find(sequence)
         del self._sequences[sequence]
+        if self._config.recurrent:
+            self._free_rows.append(this.row)
         for page in reversed(this.pages):  # of a beginning, the end goes first
             self._users[page] -= 1
             if self._users[page]:
@@ -339,7 +383,7 @@ class PagedKVCache:
             They name the page that belongs to no sequence.
         """
         table = np.full((batch, pages), self.max_num_pages, np.int32)
-        return table, self._places([self.max_num_pages] * batch, [0] * batch)
+        return table, self._places([self.max_num_pages] * batch, [0] * batch, [self.max_sequences] * batch)
 
     def step(
         self,
@@ -394,23 +438,27 @@ class PagedKVCache:
             at.append(position)
             own.append(this.pages[position // self.page_size])
             offsets.append(position % self.page_size)
-        places = self._places([*own, *[self.max_num_pages] * spare], [*offsets, *[0] * spare])
+        rows = [*(self._find(sequence).row for sequence in sequences), *[self.max_sequences] * spare]
+        places = self._places([*own, *[self.max_num_pages] * spare], [*offsets, *[0] * spare], rows)
         return np.asarray([*at, *[0] * spare], np.int32), table, places
 
-    def _places(self, pages: Sequence[int], offsets: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Return the places of each head's key among all keys of a block."""
-        heads, size = range(self._heads), self.page_size
+    def _places(self, pages: Sequence[int], offsets: Sequence[int], rows: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return the places of each head's key among all keys of a block, and the rows of states if there are any."""
         found = [
-            (page * self._heads + head) * size + offset
+            (page * heads + head) * self.page_size + offset
+            for heads in self._config.kv_head_counts
             for page, offset in zip(pages, offsets, strict=True)
-            for head in heads
+            for head in range(heads)
         ]
-        return np.asarray(found, np.int32)
+        return np.asarray([*found, *rows] if self._config.recurrent else found, np.int32)
 
 
-def _numpy_dtype(name: str) -> Any:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16
+def assigned(old: Array, key: tuple[Any, ...], new: np.ndarray[Any, Any]) -> Array:
+    """Return an array with a part replaced, in place where that is possible."""
+    if hasattr(type(old), "at"):
+        return old.at[key].set(new)
+    xp = tp.get_namespace(old)
+    shared = xp.asarray(old)  # of a kind that can be indexed by arrays
+    there = tuple(xp.asarray(part) if isinstance(part, np.ndarray) else part for part in key)
+    shared[there] = xp.astype(xp.asarray(new), shared.dtype, copy=False)
+    return old

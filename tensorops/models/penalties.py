@@ -13,7 +13,7 @@ import tensorops as tp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["WINDOW", "Penalties", "seen_tokens"]
+__all__ = ["NONE", "WINDOW", "Penalties", "seen_tokens"]
 
 Array = Any
 WINDOW = 64  # llama.cpp's `--repeat-last-n`
@@ -52,13 +52,17 @@ class Penalties:
     def apply(self, logits: Array, seen: Array) -> Array:
         """Return logits after the penalties, for the result of `seen_tokens` in the same library."""
         xp = tp.get_namespace(logits)
-        logits = xp.asarray(logits)  # of a kind that operators compare
-        lower = xp.where(logits > 0, logits / self.repeat, logits * self.repeat) - self.presence
-        return xp.where(xp.asarray(seen) > 0, lower, logits)
+        logits, seen = xp.asarray(logits), xp.asarray(seen)
+        # By products, as steps without Python have no comparisons
+        divided, multiplied = (seen * (factor - 1.0) + 1.0 for factor in (1.0 / self.repeat, self.repeat))
+        return xp.clip(logits, min=0.0) * divided + xp.clip(logits, max=0.0) * multiplied - seen * self.presence
 
 
-def seen_tokens(ids: Sequence[int], vocab_size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+NONE = Penalties()
+
+
+def seen_tokens(ids: Sequence[int], vocab_size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return 1 for the tokens that are among the last of a text, else 0, in an array of shape (1, vocab_size)."""
-    seen = np.zeros((1, vocab_size), dtype=np.int32)
+    seen = np.zeros((1, vocab_size), dtype=np.float32)
     seen[0, list(ids[-WINDOW:])] = 1
     return seen

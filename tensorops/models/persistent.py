@@ -13,6 +13,7 @@ from tensorops.persistent import MODES
 from tensorops.persistent.ranks import MPIRanks
 
 from .network import decode, onepass, prefill
+from .penalties import NONE, Penalties
 from .ranks import HEADS, WHOLE
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ class StepOptions:
     max_seq_length: int | None
     page_size: int | None
     max_num_pages: int | None
-    kv_dtype: str
+    kv_dtype: str | None
     pick: dict[str, Any]
+    max_sequences: int | None = None  # that have states; by default as many as the batch
+    penalties: Penalties = NONE
 
     def check(self, context_length: int) -> None:
         """Raise ValueError if they contradict each other or the model."""
@@ -50,7 +53,7 @@ class StepOptions:
                 f"max_seq_length is {self.max_seq_length}, expected 1 to the context length, {context_length}"
             )
         self._check_mode(context_length)
-        if self.page_size is None and (self.batch > 1 or self.max_num_pages or self.kv_dtype != "float32"):
+        if self.page_size is None and (self.batch > 1 or self.max_num_pages or self.kv_dtype):
             name = "batch" if self.batch > 1 else "max_num_pages" if self.max_num_pages else "kv_dtype"
             raise ValueError(f"{name} is {getattr(self, name)!r}, which needs pages: give page_size")
 
@@ -169,9 +172,9 @@ def step_of(llama: LanguageModel, options: StepOptions) -> Callable[..., Any]:
     if options.mode == "prefill":
         step, own = partial(prefill, *sizes, options.pick), [WHOLE, WHOLE, WHOLE, HEADS, HEADS, *numbers]
     else:
-        paged = options.page_size is not None
-        step = partial(decode, *sizes, options.pick, paged=paged)
-        own = [WHOLE, WHOLE, HEADS, HEADS, *[WHOLE] * 2 * paged, *numbers]
+        paged, penalties = options.page_size is not None, options.penalties
+        step = partial(decode, *sizes, options.pick, paged=paged, penalties=penalties)
+        own = [WHOLE, WHOLE, HEADS, HEADS, *[WHOLE] * 2 * paged, *numbers, *[WHOLE] * bool(penalties)]
     return partial(ranks.spread(step, (*axes, *own), results), *given)
 
 
@@ -180,6 +183,8 @@ def persistent(llama: LanguageModel, options: StepOptions, **others: Any) -> Mod
     options.check(llama.config.context_length)
     if options.mode == "prefill" and llama.config.recurrent:
         raise ValueError("mode 'prefill' has tokens without effect, but states keep all: read the text with the model")
+    if options.mode != "onepass" and (options.kv_dtype or llama.kv_dtype) == "q8_0":
+        raise ValueError("steps keep no 8 bits, but kv_dtype is 'q8_0': load the model with another one")
     capacity, ranks = options.capacity(llama.config.context_length), llama._ranks
     if isinstance(ranks, MPIRanks):
         others |= {"world_size": ranks.size, "mpi_rank": ranks.rank}
@@ -205,9 +210,14 @@ def _example(llama: LanguageModel, options: StepOptions, capacity: int) -> list[
     if options.mode == "onepass":
         return integers(tokens)
     if options.page_size is not None:
-        pages = llama.new_paged_cache(options.page_size, options.pages(capacity), dtype=options.kv_dtype)
-        nowhere = pages.nowhere(options.batch, -(-capacity // options.page_size))
-        return [*integers(tokens, tokens), pages.keys, pages.values, *integers(*nowhere), *numbers]
+        sequences = options.max_sequences or options.batch
+        pages = llama.new_paged_cache(
+            options.page_size, options.pages(capacity), dtype=options.kv_dtype, max_sequences=sequences
+        )
+        nowhere = integers(*pages.nowhere(options.batch, -(-capacity // options.page_size)))
+        seen = np.zeros((options.batch, llama.config.vocab_size), np.float32)
+        penalised = llama._move([seen]) if options.penalties else []
+        return [*integers(tokens, tokens), pages.keys, pages.values, *nowhere, *numbers, *penalised]
     cache = llama.new_cache(capacity)
     where = [[0], [1]] if options.mode == "prefill" else [[0]]
     return [*integers(tokens, *where), cache.keys, cache.values, *numbers]

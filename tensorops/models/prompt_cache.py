@@ -8,6 +8,7 @@ import numpy as np
 
 import tensorops as tp
 
+from .cache import grown
 from .safetensors_files import load_safetensors, save_safetensors
 
 if TYPE_CHECKING:
@@ -90,13 +91,14 @@ class PromptCache:
         ------
         OSError
             The file cannot be written.
+        ValueError
+            Blocks with a window have forgotten what the next token would see.
         """
-
-        def first(slots: Any) -> Any:
-            return np.asarray(tp.to_backend(slots, "numpy"))[:, :, :count, :]
-
-        keys, values = ([first(slots) for slots in part] for part in (self.cache.keys, self.cache.values))
-        tree = {"ids": np.asarray(self.ids[:count], np.int32), "keys": keys, "values": values}
+        tree: dict[str, Any] = {"ids": np.asarray(self.ids[:count], np.int32), "base": np.asarray(self.cache.base)}
+        slots = self.cache.slots_of(count, self.cache.base)
+        for name, own in (("keys", self.cache.keys), ("values", self.cache.values)):
+            there = zip(tp.to_backend(own, "numpy"), slots, strict=True)
+            tree[name] = [np.asarray(part)[:, :, :end, :] for part, end in there]
         save_safetensors(tree, path, metadata=metadata)
 
     def load(self, path: str | os.PathLike[str], backend: str) -> None:
@@ -120,14 +122,20 @@ class PromptCache:
         ids = stored.get("ids") if isinstance(stored, dict) else None
         if ids is None:
             raise ValueError(f"{path} has no keys and values of a prompt")
-        cache.truncate(0)
-        cache.reserve(len(ids))
+        base, made = int(stored["base"]), []
+        slots = cache.slots_of(len(ids), base)
         for name, own in (("keys", cache.keys), ("values", cache.values)):
-            expected = [(*slots.shape[:2], len(ids), slots.shape[3]) for slots in own]
-            if [part.shape for part in stored[name]] != expected:
-                raise ValueError(f"{path} has keys and values of a model with other sizes")
-            for number, part in enumerate(stored[name]):
-                slots = np.zeros(tuple(own[number].shape), dtype=np.float32)
-                slots[:, :, : len(ids), :] = part
-                own[number] = tp.to_backend(slots, backend)
-        cache.length, self._ids = len(ids), ids.tolist()
+            there = [np.asarray(part) for part in tp.to_backend(own, "numpy")]
+            expected = [
+                (part.dtype, *part.shape[:2], end, part.shape[3]) for part, end in zip(there, slots, strict=True)
+            ]
+            if [(part.dtype, *part.shape) for part in stored[name]] != expected:
+                raise ValueError(f"{path} has keys and values of a model with other sizes, or in another dtype")
+            grown_ones = []
+            for part, empty in zip(stored[name], there, strict=True):
+                shape = (*part.shape[:2], grown(empty.shape[2], part.shape[2]), part.shape[3])
+                grown_ones.append(np.zeros(shape, part.dtype))
+                grown_ones[-1][:, :, : part.shape[2], :] = part
+            made.append(tp.to_backend(grown_ones, backend))
+        cache.keys, cache.values = made
+        cache.length, cache.base, self._ids = len(ids), base, ids.tolist()

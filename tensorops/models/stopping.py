@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["stop_texts", "tokens_until", "until"]
+__all__ = ["stop_finder", "stop_texts", "tokens_until", "until"]
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -62,12 +62,24 @@ def _beginning(text: str, stops: Sequence[str]) -> int:
 
 def tokens_until(tokens: Iterable[int], bytes_of: Callable[[int], bytes], stops: Sequence[str]) -> Iterator[int]:
     """Yield tokens up to the one that completes one of some texts, which is the last."""
+    completes = stop_finder(bytes_of, stops)
+    for token in tokens:
+        yield token
+        if completes(token):
+            return
+
+
+def stop_finder(bytes_of: Callable[[int], bytes], stops: Sequence[str]) -> Callable[[int], bool]:
+    """Return a function that says of each next token of a text whether it completes one of some texts."""
     wanted = [stop.encode() for stop in stops]
     longest = max(map(len, wanted))
     seen = b""
-    for token in tokens:
-        yield token
+
+    def completes(token: int) -> bool:
+        nonlocal seen
         seen += bytes_of(token)
-        if any(stop in seen for stop in wanted):
-            return
+        found = any(stop in seen for stop in wanted)
         seen = seen[max(len(seen) - longest + 1, 0) :]
+        return found
+
+    return completes

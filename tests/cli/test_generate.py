@@ -136,10 +136,24 @@ def test_options_without_a_meaning_are_refused(path, options, words):
 
 
 def test_a_batch_refuses_what_it_cannot_do(path):
-    arguments = ["generate", "--batch=-", "--model", str(path), "--stop=a", "--samples=2", "--json"]
+    arguments = ["generate", "--batch=-", "--model", str(path), "--samples=2", "--json"]
     result = CliRunner().invoke(app, arguments, input="hello")
     assert result.exit_code == 2
-    assert result.stderr.endswith("Error: --batch does not take --stop, --samples, --json: give one prompt\n")
+    assert result.stderr.endswith("Error: --batch does not take --samples, --json: give one prompt\n")
+
+
+def test_lines_of_a_batch_end_as_texts_do(path, model):
+    options = {"max_new_tokens": 12, "repeat_penalty": 1.2, "presence_penalty": 0.1}
+    texts = {line: "".join(model.generate(line, **options)) for line in (PROMPT, "world")}
+    stop = texts[PROMPT][len(texts[PROMPT]) // 2]
+    given = ["--stop", stop, "--stop=zzz", "--repeat-penalty=1.2", "--presence-penalty=0.1", "--max-new-tokens=12"]
+    arguments = ["generate", "--batch=-", "--model", str(path), "--backend=numpy", *given]
+    result = CliRunner().invoke(app, arguments, input="\n".join(texts))
+    assert result.exit_code == 0, result.output
+    found = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
+    assert [answer["text"] for answer in found] == [text.partition(stop)[0] for text in texts.values()]
+    assert found[0]["finish_reason"] == "stop"
+    assert found[0]["tokens"] < 12
 
 
 # --- prompts in files ------------------------------------------------------------------------------------
@@ -216,6 +230,9 @@ def test_keys_of_other_sizes_are_refused(path, model, tmp_path):
     assert again.cache.capacity == 128  # no other than that of a new cache: compilers have seen it
     other = LanguageModel.load(make_gguf.write_llama(tmp_path / "one.gguf", context_length=99), "numpy")
     other_kept = other.new_prompt_cache()
+    halves = LanguageModel.load(path, "numpy", kv_dtype="float16").new_prompt_cache()
+    with pytest.raises(ValueError, match="of a model with other sizes, or in another dtype"):
+        halves.load(file, "numpy")
     tree = load_safetensors(file, "numpy")
     save_safetensors({**tree, "keys": tree["keys"][:1]}, file)
     with pytest.raises(ValueError, match="keys and values of a model with other sizes"):
@@ -249,6 +266,11 @@ def test_memory_that_is_lacking_is_told_of_before_it_is_used(path, model, monkey
     result = generate(path)
     assert result.exit_code == 1
     assert "Error: the keys and values of 3 tokens need 0.1 MB of memory" in result.stderr
+    assert "shorten the prompt, or give --kv-dtype q8_0" in result.stderr
+    assert generate(path, "--kv-dtype=float16").exit_code == 0
+    assert memory.cache_bytes(model.config, 128, "q8_0") * 32 * 4 == of_128 * 34 * 2  # of 16 features, 32 are kept
+    monkeypatch.setattr(_memory, "available_memory", lambda: of_128 // 2 - 1)
+    assert generate(path, "--kv-dtype=float16").exit_code == 1
 
 
 def _open(path):

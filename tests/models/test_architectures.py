@@ -147,10 +147,6 @@ def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name:
         token = int(ids[0])
         found.append(token)
     assert found == tokens
-    if model.config.recurrent or model.config.overrides:
-        with pytest.raises(ValueError, match="which have no pages"):
-            model.generate_batch([IDS[:12]])
-        return
     batch: dict[int, list[int]] = {0: [], 1: []}
     for number, token in model.generate_batch([IDS[:12], IDS[:3]], max_new_tokens=8, page_size=4):
         batch[number].append(token)

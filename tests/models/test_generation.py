@@ -183,11 +183,29 @@ def test_generate_leaves_the_stop_out(path: Path) -> None:
     assert shorter == text.partition(stop)[0] != text
 
 
+@pytest.mark.parametrize("backend", ["cpu", "numpy", "jax"])
+def test_texts_of_a_batch_end_with_their_stops(path: Path, backend: str) -> None:
+    if not tp.is_backend_available(backend):
+        pytest.skip(f"backend {backend} is not available")
+    model = endless(LanguageModel.load(path, backend))
+    assert model.tokenizer is not None
+    prompts = [IDS, IDS[1:4], list(range(40, 80)), IDS[:1]]
+    text = model.tokenizer.decode(list(model.generate_ids(IDS, max_new_tokens=20, repeat_penalty=1.2)))
+    options: dict[str, Any] = {"max_new_tokens": 20, "stop": [text[8], text[3:6]], "repeat_penalty": 1.2}
+    found: list[list[int]] = [[] for _ in prompts]
+    for number, token in model.generate_batch(prompts, max_batch=3, **options):
+        found[number].append(token)
+    assert found == [list(model.generate_ids(ids, **options)) for ids in prompts]
+    assert min(map(len, found)) < 20
+
+
 def test_stop_needs_a_tokenizer(path: Path) -> None:
     model = LanguageModel.load(path, "numpy")
     model.tokenizer = None
     with pytest.raises(ValueError, match="no tokenizer, which stop needs"):
         model.generate_ids(IDS, stop="a")
+    with pytest.raises(ValueError, match="no tokenizer, which stop needs"):
+        model.generate_batch([IDS], stop="a")
 
 
 # ------------------------------------------------------------------------------------------ what is kept

@@ -359,7 +359,7 @@ def test_a_compiler_writes_into_the_cache_on_jax(temperature: float) -> None:
     assert all(slots.is_deleted() for slots in before)
     assert not any(slots.is_deleted() for slots in [*cache.keys, *cache.values])
     step = jax.jit(model._network.__wrapped__, donate_argnums=(3, 4))
-    numbers = [jax.numpy.asarray([n], dtype=np.int32) for n in (1, 1)]
+    numbers = [jax.numpy.asarray(n, dtype=np.int32) for n in ([1], [[1]])]
     text = step.lower(model._weights, *numbers, cache.keys, cache.values).compile().as_text()
     assert " copy(" not in text  # of the cache
 

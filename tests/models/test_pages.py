@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +29,7 @@ BACKENDS = ["cpu", "numpy", "jax"]
 
 
 def pages(page_size=4, max_num_pages=6, **options):
-    return PagedKVCache(page_size, max_num_pages, blocks=1, kv_heads=1, head_dim=2, **options)
+    return PagedKVCache(replace(CONFIG, blocks=1, kv_heads=1, head_dim=2), page_size, max_num_pages, **options)
 
 
 def model(backend, **options):
@@ -166,7 +167,7 @@ def test_wrong_sizes():
     for options, words in [
         ({"page_size": 0}, "page_size is 0, expected at least 1"),
         ({"max_num_pages": True}, "max_num_pages is True, expected at least 1"),
-        ({"dtype": "int8"}, "dtype is 'int8', expected 'float32', 'float16' or 'bfloat16'"),
+        ({"dtype": "int8"}, "dtype is 'int8', expected one of float32, float16, bfloat16"),
     ]:
         with pytest.raises(ValueError, match=words):
             pages(**options)
@@ -530,7 +531,7 @@ def test_a_position_past_the_cache(backend):
 
 
 def test_where_a_step_puts_keys():
-    cache = PagedKVCache(4, 6, blocks=1, kv_heads=2, head_dim=2)
+    cache = PagedKVCache(replace(CONFIG, blocks=1, head_dim=2), 4, 6)
     number, _ = cache.join([1])
     with pytest.raises(ValueError, match="sequence 0 has no token yet"):
         cache.step([number], 2)

@@ -416,8 +416,8 @@ def collectives(program, *arguments):
     text = program.lower(*arguments).compile().as_text()
     return re.findall(r" (all-[a-z-]+|collective-[a-z-]+|reduce-scatter)\\\\(", text), " copy(" in text
 
-one = model._move(np.asarray([1], np.int32))
-found["network"] = collectives(model._network, model._weights, one, one, cache.keys, cache.values)
+one, places = model._move((np.asarray([1], np.int32), np.asarray([[1]], np.int32)))
+found["network"] = collectives(model._network, model._weights, one, places, cache.keys, cache.values)
 hidden = model._move(np.zeros((1, config.dim), np.float32))
 (choose, *_) = model._choosers.values()
 found["chooser"] = collectives(choose, hidden, model._output, None)
