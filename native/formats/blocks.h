@@ -45,7 +45,9 @@ inline float half_at(const std::uint8_t* p) {
 #if defined(__F16C__) || defined(__AVX512F__)
     return _cvtsh_ss(load_bits<std::uint16_t>(p));
 #elif defined(__aarch64__)
-    return static_cast<float>(load_bits<__fp16>(p));
+    __fp16 h;
+    std::memcpy(&h, p, sizeof h);
+    return static_cast<float>(h);
 #else
     U16 h{};
     h[0] = load_bits<std::uint16_t>(p);
