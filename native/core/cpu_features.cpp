@@ -1,5 +1,6 @@
 #include "cpu_features.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -121,5 +122,10 @@ std::vector<std::string> cpu_features() {
 std::vector<std::string> cpu_features() { return names_of({}); }
 
 #endif
+
+bool has_cpu_feature(std::string_view name) {
+    const std::vector<std::string> all = cpu_features();
+    return std::find(all.begin(), all.end(), name) != all.end();
+}
 
 }  // namespace tensorops

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tensorops {
@@ -13,5 +14,8 @@ namespace tensorops {
 // avx_vnni, amx_tile, amx_int8, amx_bf16. AArch64 on Linux and macOS: neon, fp16, dotprod, bf16, i8mm, sve, sve2.
 // Empty on others.
 std::vector<std::string> cpu_features();
+
+// Whether a name is among them.
+bool has_cpu_feature(std::string_view name);
 
 }  // namespace tensorops

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "compiled_targets.h"
+#include "cpu_features.h"
 
 namespace tensorops {
 
@@ -34,7 +35,7 @@ struct Candidate {
     bool runnable;
 };
 
-// __builtin_cpu_supports also checks whether the operating system saves the registers.
+// __builtin_cpu_supports and has_cpu_feature also check whether the operating system saves the registers.
 #define TENSOROPS_CANDIDATE(target, runnable) {target::kTarget, runnable},
 #define TENSOROPS_CANDIDATE_VARIANT(target, base, own, runnable) {target::kTarget, runnable},
 const auto& candidates() {

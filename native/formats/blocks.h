@@ -45,6 +45,10 @@ inline std::uint64_t in_order(std::uint32_t low, std::uint32_t high) {
 inline float half_at(const std::uint8_t* p) {
 #if defined(__F16C__) || defined(__AVX512F__)
     return _cvtsh_ss(load_bits<std::uint16_t>(p));
+#elif defined(__aarch64__)
+    __fp16 h;
+    std::memcpy(&h, p, sizeof h);
+    return static_cast<float>(h);
 #else
     U16 h{};
     h[0] = load_bits<std::uint16_t>(p);
@@ -87,6 +91,10 @@ inline Factors<kGroups> bytes_times(float factor, std::uint64_t low, std::uint64
 #if defined(__AVX2__)
         const __m256i wide = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<long long>(eight)));
         found.vector[i] = reinterpret_cast<Vec<float>>(_mm256_cvtepi32_ps(wide)) * factor;
+#elif defined(__aarch64__)
+        const int16x8_t words = vmovl_s8(vcreate_s8(eight));
+        const int32x4_t wide = vmovl_s16(first % 8 == 0 ? vget_low_s16(words) : vget_high_s16(words));
+        found.vector[i] = reinterpret_cast<Vec<float>>(vcvtq_f32_s32(wide)) * factor;
 #else
         const auto four = static_cast<std::uint32_t>(eight >> (first % 8 * 8));
         found.vector[i] = __builtin_convertvector(load_bits<I8>(&four), Vec<float>) * factor;

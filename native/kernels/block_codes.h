@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "blocks.h"
-#include "simd.h"
+#include "byte_dots.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 
-typedef std::uint8_t Codes __attribute__((vector_size(kVectorBytes)));
 inline constexpr int kCodes = static_cast<int>(kVectorBytes);  // weights in a vector
 inline constexpr int kEights = kCodes / 8;
 
@@ -103,6 +102,12 @@ template <int kBits, class W>
 inline Codes bits_of_fields(const std::uint8_t* p) {
     const Codes bytes = load_fields<W>(p);
     if constexpr (kBits == 8) return bytes;
+#if defined(__aarch64__)
+    if constexpr (W::fields.has_one_shift()) {  // bytes can be shifted, and then the uppermost bits are alone
+        const Codes shifted = bytes >> static_cast<std::uint8_t>(W::fields.shift[0]);
+        return W::fields.shift[0] + kBits == 8 ? shifted : shifted & static_cast<std::uint8_t>((1 << kBits) - 1);
+    }
+#endif
     U32 words = reinterpret_cast<U32>(bytes);
     if constexpr (!W::fields.has_one_shift())
         words = words >> shifts(W::fields, std::make_index_sequence<kFloats>{});
@@ -127,6 +132,10 @@ inline __attribute__((always_inline)) Codes fifth_bits(const std::uint8_t* p) {
     const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
     const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(all, byte), bit), bit);
     return reinterpret_cast<Codes>(_mm256_and_si256(is_set, _mm256_set1_epi8(16)));
+#elif defined(__aarch64__)
+    const uint8x16_t all = vcombine_u8(vdup_n_u8(*eight(0)), vdup_n_u8(*eight(1)));
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+    return reinterpret_cast<Codes>(vandq_u8(vtstq_u8(all, bit), vdupq_n_u8(16)));
 #else
     std::uint64_t of_eight[2];
     for (int i = 0; i < 2; ++i) {
@@ -138,10 +147,10 @@ inline __attribute__((always_inline)) Codes fifth_bits(const std::uint8_t* p) {
 #endif
 }
 
-template <class F>
+template <class F, int kOffset = F::kOffset>
 inline Codes looked_up(Codes places) {
     std::uint8_t values[16];
-    for (int i = 0; i < 16; ++i) values[i] = static_cast<std::uint8_t>(F::kTable[i] + F::kOffset);
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<std::uint8_t>(F::kTable[i] + kOffset);
 #if defined(__AVX512F__)
     return reinterpret_cast<Codes>(
         _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_bits<__m128i>(values)), reinterpret_cast<__m512i>(places)));
@@ -159,17 +168,18 @@ inline Codes looked_up(Codes places) {
 #endif
 }
 
-// The codes of the j-th vector of a piece, each from 0 to kMax
-template <class F, int j>
+// The codes of the j-th vector of a piece, each from 0 to kMax; or as signed bytes, without the offset
+template <class F, int j, bool kSigned = false>
 inline __attribute__((always_inline)) Codes codes(const std::uint8_t* p) {
     Codes found = bits_of_fields<F::kLowBits, Where<F, j, false>>(p);
-    if constexpr (F::kSign != 0) found ^= F::kSign;
+    if constexpr (F::kSign != 0 && !kSigned) found ^= F::kSign;
     if constexpr (F::kHighBits != 0) {
         const Codes upper = bits_of_fields<F::kHighBits, Where<F, j, true>>(p);
         found |= reinterpret_cast<Codes>(reinterpret_cast<U32>(upper) << static_cast<std::uint32_t>(F::kLowBits));
     }
     if constexpr (F::kHasFifthBits) found |= fifth_bits<F, j>(p);
-    if constexpr (F::kHasTable) found = looked_up<F>(found);
+    if constexpr (F::kHasTable) return looked_up<F, kSigned ? 0 : F::kOffset>(found);
+    if constexpr (kSigned && F::kSign == 0) found -= static_cast<std::uint8_t>(F::kOffset);
     return found;
 }
 

@@ -4,11 +4,11 @@
 // instruction multiplies a vector of codes:
 //
 // * AVX512_VNNI: digits of base 256, in the order of codes_by_group. Three are as accurate as float32.
-// * AVX2, for codes up to 63: the same digits, in the order of the row.
+// * AArch64 with dotprod, and AVX2 for codes up to 63: the same digits, in the order of the row.
 // * Others: words of base 4096, apart for codes at even and at odd places. Two are as accurate as float32.
 //
 // A code with an offset o gives sums that are too large by o times the sum of x: what they start from makes up for it,
-// without rounding.
+// without rounding. With dotprod, codes are signed bytes without an offset.
 #pragma once
 
 #include "block_codes.h"
@@ -35,7 +35,7 @@ struct Digits {
                                                    : 127 * 65536 + 127 * 256;
 };
 
-#if defined(__AVX512VNNI__)
+#if defined(TENSOROPS_DOTS)
 
 template <class F, int kAsked>
 using DigitsFor = Digits<true, kAsked, false>;
@@ -44,8 +44,8 @@ using DigitsFor = Digits<true, kAsked, false>;
 template <class D>
 struct XBlock {
     static constexpr int kLength = kPiece;
-    std::int8_t digits[D::kCount][4][64];
-    std::int32_t start[D::kCount][16];
+    std::int8_t digits[D::kCount][kPiece / kCodes][kCodes];
+    std::int32_t start[D::kCount][kFloats];
 };
 
 #else
@@ -92,7 +92,7 @@ struct XRows {
           pieces((n + kPiece - 1) / kPiece),
           blocks_bytes(whole_lines(pieces * kBlocks * static_cast<std::int64_t>(sizeof(XBlock<D>)))),
           factors(pieces * kPiece / group + 16),
-          offset(F::kOffset),
+          offset(kSignedCodes ? 0 : F::kOffset),
           has_minima(F::kHasMinima) {}
     std::int64_t room() const {
         return blocks_bytes + whole_lines(2 * factors * static_cast<std::int64_t>(sizeof(float)));

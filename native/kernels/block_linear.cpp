@@ -31,45 +31,71 @@ void put_outputs(const BlockLinear& op, std::int64_t row, std::int64_t first, st
 
 // ------------------------------------------------------------------------------------------------- a few rows of x
 
-#if defined(__AVX512VNNI__)
+#if defined(TENSOROPS_DOTS)
 
-// A sum of products as float32. Those of 16 small codes fit one integer for all digits.
+// The vectors of a piece's codes whose products are added up before they are scaled; the j-th of all; and the scales
+// of the lanes of the n-th sum
+#if defined(__AVX512VNNI__)
+template <class F>
+inline constexpr int kAdded = 4;
+
+template <class F, int j>
+inline __attribute__((always_inline)) Codes added_codes(const std::uint8_t* p) {
+    return reinterpret_cast<Codes>(codes_by_group<F, j>(p, std::make_index_sequence<kFloats>{}));
+}
+template <class F, int n>
+inline Vec<float> scales_of_lanes(const Factors<kPiece / F::kGroup>& scales) {
+    const Vec<float> s = scales.vector[n];
+    return F::kGroup == 32 ? chosen(s, numbers_of_lanes(std::make_index_sequence<kFloats>{}) / 2) : s;
+}
+#else
+template <class F>
+inline constexpr int kAdded = F::kGroup / kCodes;
+
+template <class F, int j>
+inline __attribute__((always_inline)) Codes added_codes(const std::uint8_t* p) {
+    return codes<F, j, true>(p);
+}
+template <class F, int n>
+inline float scales_of_lanes(const Factors<kPiece / F::kGroup>& scales) {
+    return scales.vector[n / static_cast<int>(kFloats)][n % static_cast<int>(kFloats)];
+}
+#endif
+
+// A sum of products as float32. Those of a few small codes fit one integer for all digits.
 template <class F, class D>
-inline __attribute__((always_inline)) Vec<float> value_of(const __m512i (&sums)[D::kCount]) {
+inline __attribute__((always_inline)) Vec<float> value_of(const I32 (&sums)[D::kCount]) {
     constexpr int kLargest = std::max(F::kOffset, F::kMax - F::kOffset);
-    const auto as_float = [](__m512i v) { return _mm512_cvtepi32_ps(v); };
-    if constexpr (D::kCount == 1) {
-        return reinterpret_cast<Vec<float>>(as_float(sums[0]));
-    } else {
-        const auto joined = [](__m512i upper, __m512i lower) {
-            return _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
-        };
-        if constexpr (kLargest <= 16)
-            return reinterpret_cast<Vec<float>>(as_float(joined(joined(sums[0], sums[1]), sums[2])));
-        else
-            return reinterpret_cast<Vec<float>>(
-                _mm512_fmadd_ps(as_float(sums[0]), _mm512_set1_ps(65536), as_float(joined(sums[1], sums[2]))));
-    }
+    if constexpr (D::kCount == 1)
+        return __builtin_convertvector(sums[0], Vec<float>);
+    else if constexpr (kLargest * 4 * kAdded<F> <= 256)
+        return __builtin_convertvector((((sums[0] << 8) + sums[1]) << 8) + sums[2], Vec<float>);
+    else
+        return value_of_digits(sums);
 }
 
 // Adds the products of a piece.
 template <class F, class D>
 inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, const XBlock<D>* x, const float* scales,
                                                      Vec<float> (&sum)[2]) {
-    constexpr auto lanes = std::make_index_sequence<kFloats>{};
-    __m512i sums[D::kCount];
-    for (int d = 0; d < D::kCount; ++d)
-        sums[d] = F::kOffset != 0 ? _mm512_loadu_si512(x->start[d]) : _mm512_setzero_si512();
-    for_each<4>([&](auto number) TENSOROPS_INLINED {
-        constexpr int j = static_cast<int>(number);
-        const __m512i q = codes_by_group<F, j>(p, lanes);
-#pragma GCC unroll 4
+    Factors<kPiece / F::kGroup> s;
+    for_each<kPiece / kCodes / kAdded<F>>([&](auto number) TENSOROPS_INLINED {
+        constexpr int n = static_cast<int>(number);
+        I32 sums[D::kCount];
         for (int d = 0; d < D::kCount; ++d)
-            sums[d] = _mm512_dpbusd_epi32(sums[d], q, _mm512_loadu_si512(x->digits[d][j]));
+            sums[d] = F::kOffset != 0 && !kSignedCodes ? load_bits<I32>(x->start[d]) : I32{};
+        for_each<static_cast<std::size_t>(kAdded<F>)>([&](auto i) TENSOROPS_INLINED {
+            constexpr int j = n * kAdded<F> + static_cast<int>(i);
+            const Codes q = added_codes<F, j>(p);
+#pragma GCC unroll 4
+            for (int d = 0; d < D::kCount; ++d) sums[d] = dot(sums[d], q, x->digits[d][j]);
+        });
+        if constexpr (n == 0) {  // not before, which takes GCC up to a fifth more instructions for AVX-512
+            s = F::scales(p);
+            for (int k = 0; k < s.kVectors; ++k) s.vector[k] *= load(scales + k * static_cast<int>(kFloats));
+        }
+        sum[n % 2] += value_of<F, D>(sums) * scales_of_lanes<F, n>(s);
     });
-    Vec<float> s = F::scales(p).vector[0] * load(scales);
-    if constexpr (F::kGroup == 32) s = chosen(s, numbers_of_lanes(lanes) / 2);
-    sum[0] += value_of<F, D>(sums) * s;
 }
 
 #else
@@ -102,7 +128,7 @@ inline __attribute__((always_inline)) Vec<float> products(Codes codes, const XBl
 #endif
     if constexpr (!D::kOfBytes) {
         const auto words = reinterpret_cast<Words>(codes);
-        const auto dot = [&](int d) {
+        const auto dot = [&](int d) TENSOROPS_INLINED {
             const I32 sum =
                 pair_products_of(words & 255, x.digits[d][0]) + pair_products_of(words >> 8, x.digits[d][1]);
             return has_start && !D::kAreMerged ? sum + load_bits<I32>(x.start[d]) : sum;

@@ -1,8 +1,8 @@
 // Products of many rows of x with weights in blocks: codes are unpacked into panels, and these are multiplied by
-// digits of x; see block_linear.cpp. With AVX512_VNNI for one digit or three, with AVX2 for one.
+// digits of x; see block_linear.cpp. With AVX512_VNNI and dotprod for one digit or three, with AVX2 for one.
 //
 // A word of a panel has four neighbouring codes of an output, and a vector the words of neighbouring outputs, so that
-// nothing is summed over lanes.
+// nothing is summed over lanes. With i8mm a word has eight, and is multiplied by two rows of x at once.
 #pragma once
 
 #include <numeric>
@@ -14,7 +14,7 @@
 namespace tensorops::TENSOROPS_TARGET {
 
 // Whether a target has such products at all, and whether those with some digits
-#if defined(__AVX512VNNI__)
+#if defined(TENSOROPS_DOTS)
 #define TENSOROPS_PANELS
 template <class D>
 inline constexpr bool kHasPanels = true;
@@ -31,14 +31,22 @@ inline constexpr bool kHasPanels = false;
 
 inline constexpr int kPanelVectors = 2;
 inline constexpr std::int64_t kPanelOutputs = kPanelVectors * static_cast<std::int64_t>(kFloats);
-inline constexpr std::int64_t kPanelRows = 512;            // of x, that are converted at a time
-inline constexpr std::int64_t kWords = kPanelOutputs * 4;  // bytes of a word of every output
+inline constexpr std::int64_t kPanelRows = 512;  // of x, that are converted at a time
 
-// Without vpdpbusd, bytes of which one has no sign are multiplied, and sums of two such products fit 16 bits: larger
-// codes are stored with a sign, which goes to the digit when they are multiplied.
-#if defined(__AVX512VNNI__)
+// What one instruction multiplies: a vector of words, of that many neighbours each, by those of some rows of x
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+inline constexpr int kDotInputs = 8, kDotRows = 2;
+#else
+inline constexpr int kDotInputs = 4, kDotRows = 1;
+#endif
+inline constexpr int kDotOutputs = kCodes / kDotInputs;
+inline constexpr std::int64_t kWords = kPanelOutputs * kDotInputs;  // bytes of a word of every output
+
+// Without vpdpbusd, bytes of which one has no sign are multiplied by AVX2, and sums of two such products fit 16 bits:
+// larger codes are stored with a sign, which goes to the digit when they are multiplied.
+#if defined(TENSOROPS_DOTS)
 template <class F>
-inline constexpr bool kHasSigns = false;
+inline constexpr bool kHasSigns = kSignedCodes;
 #else
 template <class F>
 inline constexpr bool kHasSigns = F::kMax > 63;
@@ -46,11 +54,16 @@ inline constexpr bool kHasSigns = F::kMax > 63;
 
 // Turns neighbours of a vector of outputs into words of every output.
 [[gnu::noinline]] inline void put_words(const std::uint8_t (&q)[kFloats][kPiece], char* to) {
+    using Word = std::conditional_t<kDotInputs == 8, double, float>;
+    constexpr auto words = static_cast<std::size_t>(kLanes<Word>);
     for (int begin = 0; begin < kPiece; begin += kCodes) {
-        Vec<float> rows[kFloats];
-        for (std::size_t o = 0; o < kFloats; ++o) rows[o] = load_bits<Vec<float>>(q[o] + begin);
-        transpose<float>(rows);
-        for (std::size_t i = 0; i < kFloats; ++i, to += kWords) std::memcpy(to, &rows[i], sizeof rows[i]);
+        char* at = to + begin * kPanelOutputs;
+        for (std::size_t o = 0; o < kFloats; o += words, at += kVectorBytes) {
+            Vec<Word> rows[words];
+            for (std::size_t i = 0; i < words; ++i) rows[i] = load_bits<Vec<Word>>(q[o + i] + begin);
+            transpose<Word>(rows);
+            for (std::size_t i = 0; i < words; ++i) std::memcpy(at + i * kWords, &rows[i], sizeof rows[i]);
+        }
     }
 }
 
@@ -97,8 +110,7 @@ void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, s
             p = last;
         }
         for_each<kPiece / kCodes>([&](auto j) TENSOROPS_INLINED {
-            Codes of_vector = codes<F, static_cast<int>(j)>(p);
-            if constexpr (kHasSigns<F>) of_vector -= static_cast<std::uint8_t>(F::kOffset);
+            const Codes of_vector = codes<F, static_cast<int>(j), kHasSigns<F>>(p);
             std::memcpy(q[o] + static_cast<std::size_t>(j) * kCodes, &of_vector, sizeof of_vector);
         });
         const Factors<kGroups> s = F::scales(p);
@@ -108,7 +120,7 @@ void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, s
             for (int k = 0; k < kFactors; ++k) minima[k][o] = m.vector[k];
         }
     }
-    put_words(q, to.words + piece * kPiece * kPanelOutputs + static_cast<std::int64_t>(kVectorBytes) * vector);
+    put_words(q, to.words + piece * kPiece * kPanelOutputs + lanes * kDotInputs * vector);
     for (int k = 0; k < kFactors; ++k) {
         const int begin = k * static_cast<int>(kFloats), count = std::min(kGroups - begin, static_cast<int>(kFloats));
         const std::int64_t place = (piece * kGroups + begin) * kPanelOutputs + lanes * vector;
@@ -139,10 +151,11 @@ inline std::int32_t start_of(const XRow<D>& x, std::int64_t g, std::int64_t grou
     const std::int32_t* from = x.blocks[g * group / kPiece].start[d] + g * group % kPiece / 16;
     return std::accumulate(from, from + group / 16, 0);
 }
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#else
 template <int kGroup, class D>
 inline const std::int8_t* digits_of(const XRow<D>& x, std::int64_t g) {
-    return x.blocks[g * kGroup / kCodes].digits[0][0] + g * kGroup % kCodes;
+    constexpr int kLength = XBlock<D>::kLength;
+    return x.blocks[g * kGroup / kLength].digits[0][0] + g * kGroup % kLength;
 }
 template <int kGroup>
 constexpr int place_of_four(int i) {
@@ -150,6 +163,7 @@ constexpr int place_of_four(int i) {
 }
 template <class D>
 inline std::int32_t start_of(const XRow<D>& x, std::int64_t g, std::int64_t group, int d) {
+    if (kSignedCodes) return 0;
     const std::int32_t* from = x.blocks[g * group / kCodes].start[d] + g * group % kCodes / 4;
     return std::accumulate(from, from + group / 4, 0);
 }
@@ -161,6 +175,9 @@ inline std::int32_t load_four(const std::int8_t* digits) { return load_bits<std:
 #if defined(__AVX512VNNI__)
 template <class D>
 inline constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
+#elif defined(TENSOROPS_DOTS)
+template <class D>
+inline constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 4 : 2;
 #else
 template <class D>
 inline constexpr int kPanelRowsAtOnce = 4;
@@ -198,44 +215,106 @@ inline __attribute__((always_inline)) void scaled_sums(const XRow<D>* const* x, 
             store(y[r] + v * static_cast<int>(kFloats), total[r][v].sum + total[r][v].rest);
 }
 
+#if defined(TENSOROPS_DOTS)
+
+// Digits of kDotRows rows, as they are loaded, for one instruction or several: dot<i> adds the products of the i-th.
+struct LoadedDigits {
 #if defined(__AVX512VNNI__)
+    static constexpr int kDots = 1;
+    __m512i four;
+
+    void load(const std::int8_t* const* rows, std::int64_t place) {
+        four = _mm512_set1_epi32(load_four(rows[0] + place));
+    }
+    template <int>
+    I32 dot(I32 sums, Codes codes) const {
+        return reinterpret_cast<I32>(
+            _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes), four));
+    }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    static constexpr int kDots = 2;
+    int8x16_t eights[kDots];
+
+    void load(const std::int8_t* const* rows, std::int64_t place) {
+        const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(rows[0] + place));
+        const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(rows[1] + place));
+        eights[0] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
+        eights[1] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
+    }
+    template <int i>
+    I32 dot(I32 sums, Codes codes) const {
+        return reinterpret_cast<I32>(
+            vmmlaq_s32(reinterpret_cast<int32x4_t>(sums), eights[i], reinterpret_cast<int8x16_t>(codes)));
+    }
+#else
+    static constexpr int kDots = 4;
+    int8x16_t fours;
+
+    void load(const std::int8_t* const* rows, std::int64_t place) { fours = vld1q_s8(rows[0] + place); }
+    template <int i>
+    I32 dot(I32 sums, Codes codes) const {
+        return reinterpret_cast<I32>(
+            vdotq_laneq_s32(reinterpret_cast<int32x4_t>(sums), reinterpret_cast<int8x16_t>(codes), fours, i));
+    }
+#endif
+};
+
+// The sums of one row and a vector of outputs, of those of kDotRows rows
+inline I32 sums_of_row([[maybe_unused]] int row, const I32* sums) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    const auto a = reinterpret_cast<int64x2_t>(sums[0]), b = reinterpret_cast<int64x2_t>(sums[1]);
+    return reinterpret_cast<I32>(row == 0 ? vzip1q_s64(a, b) : vzip2q_s64(a, b));
+#else
+    return sums[0];
+#endif
+}
 
 // Not inlined, because the sums need nearly all registers.
 template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
 [[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
                                       std::int64_t groups, float (*y)[kPanelOutputs]) {
-    constexpr int kRows = kPanelRowsAtOnce<D>;
+    constexpr int kRows = kPanelRowsAtOnce<D>, kBands = kRows / kDotRows, kDots = LoadedDigits::kDots;
+    constexpr int kTiles = static_cast<int>(kPanelOutputs) / kDotOutputs;
     const char* words = panel.words;
     scaled_sums<kGroup, kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
-        __m512i q[kRows][kPanelVectors][D::kCount];
+        I32 q[kBands][D::kCount][kTiles];
+        LoadedDigits loaded[kBands][D::kCount];
         const std::int8_t* digits[kRows];
 #pragma GCC unroll 12
-        for (int r = 0; r < kRows; ++r) {
-            digits[r] = digits_of<kGroup>(*x[r], g);
-#pragma GCC unroll 4
-            for (int d = 0; d < D::kCount; ++d) q[r][0][d] = q[r][1][d] = _mm512_set1_epi32(starts[r][g].of_digit[d]);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < kGroup / 4; ++i, words += kWords) {
-            const __m512i codes[kPanelVectors] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 64)};
+        for (int r = 0; r < kRows; ++r) digits[r] = digits_of<kGroup>(*x[r], g);
 #pragma GCC unroll 12
-            for (int r = 0; r < kRows; ++r)
+        for (int b = 0; b < kBands; ++b)
+#pragma GCC unroll 4
+            for (int d = 0; d < D::kCount; ++d)
+#pragma GCC unroll 4
+                for (int t = 0; t < kTiles; ++t) q[b][d][t] = I32{} + (kSigns ? 0 : starts[b][g].of_digit[d]);
+        for_each<kGroup / kDotInputs>([&](auto number) TENSOROPS_INLINED {
+            constexpr int i = static_cast<int>(number);
+            Codes codes[kTiles];
+#pragma GCC unroll 4
+            for (int t = 0; t < kTiles; ++t) codes[t] = load_bits<Codes>(words + t * kCodes);
+#pragma GCC unroll 12
+            for (int b = 0; b < kBands; ++b)
 #pragma GCC unroll 4
                 for (int d = 0; d < D::kCount; ++d) {
-                    const __m512i all = _mm512_set1_epi32(load_four(digits[r] + 256 * d + place_of_four<kGroup>(i)));
-#pragma GCC unroll 2
-                    for (int v = 0; v < kPanelVectors; ++v) q[r][v][d] = _mm512_dpbusd_epi32(q[r][v][d], codes[v], all);
+                    if constexpr (i % kDots == 0)
+                        loaded[b][d].load(digits + kDotRows * b,
+                                          kPiece * d + place_of_four<kGroup>(i * kDotInputs / 4));
+#pragma GCC unroll 4
+                    for (int t = 0; t < kTiles; ++t)
+                        q[b][d][t] = loaded[b][d].template dot<i % kDots>(q[b][d][t], codes[t]);
                 }
-        }
+            words += kWords;
+        });
         give([&](int r, int v) TENSOROPS_INLINED {
-            const auto as_float = [](__m512i n) { return _mm512_cvtepi32_ps(n); };
-            if constexpr (D::kCount == 1) {
-                return reinterpret_cast<Vec<float>>(as_float(q[r][v][0]));
-            } else {
-                const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(q[r][v][1], 8), q[r][v][2]);
-                return reinterpret_cast<Vec<float>>(
-                    _mm512_fmadd_ps(as_float(q[r][v][0]), _mm512_set1_ps(65536), as_float(rest)));
-            }
+            I32 sums[D::kCount];
+#pragma GCC unroll 4
+            for (int d = 0; d < D::kCount; ++d)
+                sums[d] = sums_of_row(r % kDotRows, &q[r / kDotRows][d][v * kTiles / kPanelVectors]);
+            if constexpr (D::kCount == 1)
+                return __builtin_convertvector(sums[0], Vec<float>);
+            else
+                return value_of_digits(sums);
         });
     });
 }
@@ -292,8 +371,8 @@ template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
 
 // The most fours of codes up to a largest one whose sums of two products with digits up to 127 fit 16 bits
 constexpr int plain_fours([[maybe_unused]] int largest, [[maybe_unused]] int most) {
-#if defined(__AVX512VNNI__)
-    return 1;  // vpdpbusd adds in 32 bits
+#if defined(TENSOROPS_DOTS)
+    return 1;  // they add in 32 bits
 #else
     int fours = most;
     while (fours > 1 && 2 * 127 * largest * fours > 32767) fours /= 2;

@@ -3,7 +3,8 @@
 // 32 neighbours of x become fixed-point numbers of 24 bits with a common scale. Processors multiply small integers and
 // add neighbouring products exactly, so the numbers are split into digits:
 //
-// * AVX512_VNNI: three digits of base 256, -128 … 127. vpdpbusd multiplies bytes and adds four products.
+// * AVX512_VNNI and AArch64's dotprod: three digits of base 256, -128 … 127. One instruction multiplies bytes and adds
+//   four products to a sum.
 // * AVX2, weights of 4 bits: the same digits. vpmaddubsw multiplies bytes and adds two products; four fit 16 bits. A
 //   vector of packed weights takes 20 instructions, with two digits of base 4096 it would be 24.
 // * Other processors, and weights of 8 bits: two digits of base 4096, -2048 … 2047. Words of 16 bits are multiplied,
@@ -14,6 +15,7 @@
 
 #include <cmath>
 
+#include "byte_dots.h"
 #include "dot_tiles.h"
 #include "lanes.h"
 #include "vector_math.h"
@@ -78,15 +80,35 @@ float largest_magnitude(const T* x, std::int64_t n) {
 // Whether numbers with this largest magnitude have a scale; those that are all 0 have any.
 inline bool has_scale(float largest) { return largest == 0 || (largest >= kSmallestFixed && largest <= kLargestFixed); }
 
-#if defined(__AVX512VNNI__)
+#if defined(TENSOROPS_DOTS)
 
 // A block of x, multiplied by a vector of packed integers.
 template <int kBits>
 struct Block {
     static constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
-    std::int8_t digits[3][8 / kBits][64];                     // by significance, low and high nibbles
-    std::int32_t start[3][16];  // the initial sums of products: signed weights have 128 added
+    static constexpr int kDigits = 3, kDigitBits = 8;
+    static constexpr std::int64_t kParts = 8 / kBits;
+    std::int8_t digits[kDigits][kParts][kVectorBytes];  // by significance, low and high nibbles
+    std::int32_t start[kDigits][kFloats];               // the initial sums of products: some weights have 128 added
 };
+
+#else
+
+typedef std::int16_t I16 __attribute__((vector_size(kVectorBytes)));
+typedef std::uint16_t Words __attribute__((vector_size(kVectorBytes)));
+
+// A block of x, multiplied by a vector of packed integers with several in each 16-bit word.
+template <int kBits>
+struct Block {
+    static constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not exceed
+    static constexpr int kDigits = 2, kDigitBits = 12;
+    static constexpr std::int64_t kParts = 16 / kBits;
+    std::int16_t digits[kDigits][kParts][kVectorBytes / 2];  // by significance and position in a word
+};
+
+#endif
+
+#if defined(__AVX512VNNI__)
 
 // Fixed-point numbers of the given scale: three digits of each of 16.
 inline void store_digits(Vec<float> x, float per_unit, std::int8_t* high, std::int8_t* middle, std::int8_t* low) {
@@ -123,79 +145,72 @@ void store_neighbours(const T* x, float per_unit, std::int64_t index, Block<kBit
     }
 }
 
-// The excess of signed weights, to which 128 is added
+#else
+
+// The digits of the `index`th 32 neighbours of a row.
+template <int kBits, class T>
+void store_neighbours(const T* x, float per_unit, std::int64_t index, Block<kBits>* blocks) {
+    constexpr int kDigits = Block<kBits>::kDigits, kDigitBits = Block<kBits>::kDigitBits;
+    std::int32_t digits[kDigits][kFixed];
+    for (std::int64_t i = 0; i < kFixed; i += kLanes<float>) {
+        const Vec<float> v = load(x + i) * per_unit;
+        I32 q = __builtin_convertvector(v < 0 ? v - 0.5f : v + 0.5f, I32);
+        for (int d = kDigits - 1; d >= 0; --d) {
+            constexpr int kHalf = 1 << (kDigitBits - 1);
+            const I32 digit = ((q + kHalf) & (2 * kHalf - 1)) - kHalf;
+            std::memcpy(digits[d] + i, &digit, sizeof digit);
+            q = (q - digit) >> kDigitBits;
+        }
+    }
+    constexpr std::int64_t kParts = Block<kBits>::kParts, kStep = std::min(kFixed, kBlockWeights<kBits>);
+    for (std::int64_t begin = 0; begin < kFixed; begin += kStep) {
+        const std::int64_t first = (kFixed * index + begin) % kBlockWeights<kBits>;
+        auto& to = blocks[(kFixed * index + begin) / kBlockWeights<kBits>].digits;
+        using Digit = std::remove_reference_t<decltype(to[0][0][0])>;
+        for (int d = 0; d < kDigits; ++d)
+            for (std::int64_t part = 0; part < kParts; ++part)
+                for (std::int64_t i = 0; i < kStep / kParts; ++i)
+                    to[d][part][first / kParts + i] = static_cast<Digit>(digits[d][begin + kParts * i + part]);
+    }
+}
+
+#endif
+
+#if defined(TENSOROPS_DOTS)
+
+// Weights of 8 bits that must get another sign for `dot`
+template <bool kSigned>
+inline constexpr bool kIsShifted = kSigned != kSignedCodes;
+
+// The excess of weights to which 128 is added or, where codes have signs, from which it is subtracted
 template <int kBits>
 void finish_block(Block<kBits>& block) {
     for (int d = 0; d < 3; ++d) {
-        const __m512i sum =
-            _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(-128), _mm512_loadu_si512(block.digits[d][0]));
-        _mm512_storeu_si512(block.start[d], _mm512_sub_epi32(_mm512_setzero_si512(), sum));
+        const I32 start = -dot(I32{}, Codes{} + std::uint8_t{128}, block.digits[d][0]);
+        std::memcpy(block.start[d], &start, sizeof start);
     }
 }
 
 // For each lane, the sum of the products of its weights, without the scales.
 template <int kBits, bool kSigned>
 inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
-    __m512i packed = reinterpret_cast<__m512i>(weights);
-    const auto dot = [](__m512i sum, __m512i q, const std::int8_t* digits) {
-        return _mm512_dpbusd_epi32(sum, q, _mm512_loadu_si512(digits));
-    };
+    const Codes packed = reinterpret_cast<Codes>(weights);
     if constexpr (kBits == 4) {  // all three sums together fit 32 bits
-        const __m512i nibble = _mm512_set1_epi8(15);
-        const __m512i low = _mm512_and_si512(packed, nibble);
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
-        __m512i sum = dot(dot(_mm512_setzero_si512(), low, x.digits[0][0]), high, x.digits[0][1]);
-        sum = dot(dot(_mm512_slli_epi32(sum, 8), low, x.digits[1][0]), high, x.digits[1][1]);
-        sum = dot(dot(_mm512_slli_epi32(sum, 8), low, x.digits[2][0]), high, x.digits[2][1]);
-        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(sum));
+        const Codes low = packed & 15, high = packed >> 4;
+        I32 sum = dot(dot(I32{}, low, x.digits[0][0]), high, x.digits[0][1]);
+        sum = dot(dot(sum << 8, low, x.digits[1][0]), high, x.digits[1][1]);
+        sum = dot(dot(sum << 8, low, x.digits[2][0]), high, x.digits[2][1]);
+        return __builtin_convertvector(sum, Vec<float>);
     } else {
-        if (kSigned) packed = _mm512_xor_si512(packed, _mm512_set1_epi8(-128));  // adds 128
-        const auto start = [&x](int d) { return kSigned ? _mm512_loadu_si512(x.start[d]) : _mm512_setzero_si512(); };
-        const __m512i a = dot(start(0), packed, x.digits[0][0]);
-        const __m512i b = dot(start(1), packed, x.digits[1][0]);
-        const __m512i c = dot(start(2), packed, x.digits[2][0]);
-        const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(b, 8), c);
-        return reinterpret_cast<Vec<float>>(
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+        const Codes q = kIsShifted<kSigned> ? packed ^ 128 : packed;
+        I32 sums[3];
+        for (int d = 0; d < 3; ++d)
+            sums[d] = dot(kIsShifted<kSigned> ? load_bits<I32>(x.start[d]) : I32{}, q, x.digits[d][0]);
+        return value_of_digits(sums);
     }
 }
 
-#else  // without AVX512_VNNI
-
-typedef std::int16_t I16 __attribute__((vector_size(kVectorBytes)));
-typedef std::uint16_t Words __attribute__((vector_size(kVectorBytes)));
-
-// A block of x, multiplied by a vector of packed integers with several in each 16-bit word.
-template <int kBits>
-struct Block {
-    static constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not exceed
-    static constexpr std::int64_t kParts = 16 / kBits;
-    std::int16_t digits[2][kParts][kVectorBytes / 2];  // by significance and position in a word
-};
-
-// The digits of the `index`th 32 neighbours of a row.
-template <int kBits, class T>
-void store_neighbours(const T* x, float per_unit, std::int64_t index, Block<kBits>* blocks) {
-    std::int32_t low[kFixed], high[kFixed];
-    for (std::int64_t i = 0; i < kFixed; i += kLanes<float>) {
-        const Vec<float> v = load(x + i) * per_unit;
-        const I32 q = __builtin_convertvector(v < 0 ? v - 0.5f : v + 0.5f, I32), l = ((q + 2048) & 4095) - 2048;
-        const I32 h = (q - l) >> 12;
-        std::memcpy(low + i, &l, sizeof l);
-        std::memcpy(high + i, &h, sizeof h);
-    }
-    constexpr std::int64_t kParts = Block<kBits>::kParts, kStep = std::min(kFixed, kBlockWeights<kBits>);
-    for (std::int64_t begin = 0; begin < kFixed; begin += kStep) {
-        const std::int64_t first = (kFixed * index + begin) % kBlockWeights<kBits>;
-        Block<kBits>& block = blocks[(kFixed * index + begin) / kBlockWeights<kBits>];
-        for (std::int64_t part = 0; part < kParts; ++part)
-            for (std::int64_t i = 0; i < kStep / kParts; ++i) {
-                const std::int64_t from = begin + kParts * i + part, to = first / kParts + i;
-                block.digits[0][part][to] = static_cast<std::int16_t>(high[from]);
-                block.digits[1][part][to] = static_cast<std::int16_t>(low[from]);
-            }
-    }
-}
+#else  // words of 16 bits
 
 template <int kBits>
 void finish_block(Block<kBits>&) {}
@@ -286,7 +301,7 @@ inline Vec<float> products_of_block<4, false>(U32 weights, const Block<4>& x) {
     };
     const __m256i upper = _mm256_add_epi32(pairs_times(dot(x.digits[0]), 256), pairs_times(dot(x.digits[1]), 1));
     const __m256i all = _mm256_add_epi32(_mm256_slli_epi32(upper, 8), pairs_times(dot(x.digits[2]), 1));
-    return reinterpret_cast<Vec<float>>(_mm256_cvtepi32_ps(all));
+    return reinterpret_cast<Vec<float> >(_mm256_cvtepi32_ps(all));
 }
 
 #endif

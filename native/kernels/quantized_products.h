@@ -483,7 +483,7 @@ struct FewRowsProduct {
             // In the order in which biases are read, and 0 for those that are read again.
             if (!kSigned) sums[g < last.first ? g : g + last.first - last.begin] = sum_of_lanes<float>(sum);
         }
-        for (std::int64_t b = 0; kSigned && b < count; ++b) finish_block(blocks[b]);
+        for (std::int64_t b = 0; kBits == 8 && kSigned != kSignedCodes && b < count; ++b) finish_block(blocks[b]);
         int exponent;
         std::frexp(largest, &exponent);
         const std::int64_t both = (scales_bytes + sums_bytes) / static_cast<std::int64_t>(sizeof(float));

@@ -169,6 +169,8 @@ inline U16 narrowed(U32 v) { return __builtin_convertvector(v, U16); }
 inline U16 round_to_bfloat16(Vec<float> v) {
 #if defined(__AVX512BF16__)
     if (!has_subnormal(v, v)) return reinterpret_cast<U16>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return reinterpret_cast<U16>(vcvt_bf16_f32(reinterpret_cast<float32x4_t>(v)));
 #endif
     return narrowed(rounded_to_bfloat16(v) >> 16);
 }

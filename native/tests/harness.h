@@ -241,10 +241,10 @@ class Test {
 
     // Prints the largest errors; true if none was too large.
     bool report() const {
-        std::printf("largest errors, in units of the last place\n%-10s%-22s%9s%9s%9s%9s\n", "target", "kernel",
+        std::printf("largest errors, in units of the last place\n%-14s%-22s%9s%9s%9s%9s\n", "target", "kernel",
                     "float16", "bfloat16", "float32", "float64");
         for (const auto& [key, errors] : worst_) {
-            std::printf("%-10s%-22s", key.first.c_str(), key.second.c_str());
+            std::printf("%-14s%-22s", key.first.c_str(), key.second.c_str());
             for (Real error : errors) std::printf("%9.3f", static_cast<double>(error));
             std::printf("\n");
         }

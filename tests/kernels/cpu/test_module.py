@@ -94,6 +94,9 @@ def test_features_agree_with_the_targets():
         assert {"sse4_2", "avx", "avx2", "fma"} <= set(features)
     if platform.machine() in ("x86_64", "AMD64"):
         assert any(name.startswith("v4") for name in runnable) == ("avx512" in features)
+    if platform.machine() in ("aarch64", "arm64"):
+        assert ("neon_dotprod" in runnable) == ("dotprod" in features)
+        assert ("neon_i8mm" in runnable) == ({"dotprod", "i8mm", "bf16"} <= set(features))
 
 
 def test_the_bound_of_threads_is_kept():
