@@ -22,11 +22,11 @@ from ._errors import GGUFError, missing
 from ._open_file import OpenFile
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
+from .gguf_types import TensorType
 from .layouts import DTYPES, Raw, combined
 
 try:
     import gguf
-    from gguf.constants import GGMLQuantizationType
     from safetensors import SafetensorError, safe_open
 except ImportError as error:
     raise missing(error.name or "gguf") from error
@@ -39,7 +39,7 @@ __all__ = ["open_folder"]
 
 Stored = Tensor | ComputedTensor
 LARGEST_JSON = 1 << 26  # bytes
-TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16": GGMLQuantizationType.BF16}
+TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 # Keys of a GGUF file by those of a folder that say the same.
 KEYS = {

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._errors import missing
+from .gguf_types import TokenType
 from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, TokenizerParts, Vocabulary, end_tokens
 
 try:
-    from gguf.constants import TokenType
     from tokenizers import Tokenizer as FastTokenizer
 except ImportError as error:
-    raise missing(error.name or "tokenizers") from error
+    raise missing("tokenizers") from error
 
 if TYPE_CHECKING:
     import os
