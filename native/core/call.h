@@ -151,7 +151,7 @@ class Call {
     bool may_fail = true;       // else the numbers in arrays are never refused: results are NaN, or numbers are clamped
     bool streams = false;       // results are in memory that the process has used before
     bool names_dtypes = false;  // options of type dtype are text
-    bool multiplies = false;    // the caller multiplies several rows by matrices of float32 faster
+    bool multiplies = false;    // the caller multiplies matrices of float64 itself
     Reason reason;
 
     // Makes the results, or finds the caller's; false if the call ends here, with a reason or as it only checks.

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "convert.h"
+#include "float_panels.h"
 #include "interruption.h"
 #include "parallel.h"
 #include "rows.h"
@@ -152,7 +153,9 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
                             char* buffers, std::int64_t line, const From& from, const Put& put) {
     const W* w[kBlockOutputs + kTileColumns];
     for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
-    std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
+    std::fill(w + width, w + kBlockOutputs + kTileColumns, w[width - 1]);  // fills the tile; these are unused
+    if constexpr (is_same<X, float> && is_same<W, float>)
+        if (count >= kLeastRowsOfPanels) return FloatPanel<kBlockOutputs>::each_row(count, n, w, from, put);
     for (std::int64_t r = 0; r < count; r += kTileRows) {
         const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
         const X* x[kTileRows];
@@ -172,13 +175,25 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
 // Work: threads take blocks of outputs as they become free.
 struct AsItIs {};
 
+// Rows of x that are multiplied at a time. Dot products want them in the second-level cache; panels read them in order,
+// from any cache, and are made for as many rows as 16 MiB hold.
+inline std::int64_t rows_of_chunk(std::int64_t count, std::int64_t line) {
+    const std::int64_t most =
+        count < kLeastRowsOfPanels ? kChunkRows : std::clamp((16 << 20) / line, kChunkRows, 5 * kChunkRows);
+    const std::int64_t chunks = (count + most - 1) / most;
+    return (count + chunks - 1) / chunks;
+}
+
+// Into how many parts rows may be divided that share an output: each makes a panel of its own.
+inline std::int64_t parts_of(std::int64_t rows) { return std::max<std::int64_t>(1, rows / (2 * kLeastRowsOfPanels)); }
+
 template <class T, class W, class Row, class Prepare, class Put>
 void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Prepare& prepare, int threads,
                   const Put& put) {
     constexpr bool kPrepares = !is_same<Prepare, AsItIs>;
     using X = std::conditional_t<kPrepares, float, T>;
-    const std::int64_t n = x.length, rows = std::min(x.count, kChunkRows);
-    const std::int64_t line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t n = x.length, line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t rows = rows_of_chunk(x.count, line);
     const Scratch scratch(line * (kBlockOutputs * threads + (kPrepares ? rows : 0)));
     Interruption* const at = interruption;
     for (std::int64_t begin = 0; begin < x.count; begin += rows) {
@@ -193,12 +208,17 @@ void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Pre
                 for (std::int64_t r = share.begin; r < share.end; ++r)
                     prepare(reinterpret_cast<const T*>(x.row(begin + r)), const_cast<float*>(x_row(r)));
             });
-        over_pieces(threads, (outputs + kBlockOutputs - 1) / kBlockOutputs, [&](std::int64_t piece, int member) {
-            const std::int64_t first = piece * kBlockOutputs, width = std::min(kBlockOutputs, outputs - first);
-            if (leaves(at, matrix_work(count, width, n, sizeof(W)))) return;
-            outputs_of_rows<X, W>(count, n, first, width, row, scratch.at<char>(line * kBlockOutputs * member), line,
-                                  x_row,
-                                  [&](std::int64_t r, float* sums) { put(begin + r, first, width, sums, member); });
+        const std::int64_t blocks = (outputs + kBlockOutputs - 1) / kBlockOutputs;
+        // A few threads find enough blocks of outputs to share; many share the rows as well.
+        const std::int64_t parts = std::clamp<std::int64_t>((2 * threads + blocks - 1) / blocks, 1, parts_of(count));
+        over_pieces(threads, blocks * parts, [&](std::int64_t piece, int member) {
+            const std::int64_t first = piece / parts * kBlockOutputs, width = std::min(kBlockOutputs, outputs - first);
+            const std::int64_t from = count * (piece % parts) / parts, to = count * (piece % parts + 1) / parts;
+            if (leaves(at, matrix_work(to - from, width, n, sizeof(W)))) return;
+            outputs_of_rows<X, W>(
+                to - from, n, first, width, row, scratch.at<char>(line * kBlockOutputs * member), line,
+                [&](std::int64_t r) { return x_row(from + r); },
+                [&](std::int64_t r, float* sums) { put(begin + from + r, first, width, sums, member); });
         });
     }
 }

@@ -1,7 +1,7 @@
 // y = x · Wᵀ + bias for weights in float32 and half types.
 //
-// Work: see dot_tiles.h. Up to as many rows as a tile has read every weight once and are memory-bound; half types are
-//   then widened in registers, and for more rows once for all of them.
+// Work: see dot_tiles.h, and float_panels.h for many rows. Up to as many rows as a tile has read every weight once and
+//   are memory-bound; half types are then widened in registers, and for more rows once for all of them.
 // Precision: products and sums in float32; long rows in blocks that are added in double; one rounding to x's dtype.
 // Bytes: the weights once for every chunk of rows.
 #include "linear.h"

@@ -14,7 +14,7 @@ inline std::int64_t few_rows(const Linear& op) { return op.few_rows > 0 ? op.few
 template <class W>
 int threads_of(const Linear& op) {
     const std::int64_t blocks = (op.outputs + kBlockOutputs - 1) / kBlockOutputs;
-    return threads_for(blocks, matrix_work(op.x.count, op.outputs, op.x.length, sizeof(W)));
+    return threads_for(blocks * parts_of(op.x.count), matrix_work(op.x.count, op.outputs, op.x.length, sizeof(W)));
 }
 
 // Calls `put` of dot_tiles.h with all products of x and W, without the bias.

@@ -12,9 +12,6 @@ namespace tensorops {
 
 inline constexpr std::int64_t kAny = -1;
 
-// NumPy multiplies float32 matrices with its own library, which is memory-bound for a few rows.
-inline constexpr std::int64_t kMostRows = 8;
-
 inline bool is_narrow(Dtype dtype) { return kNarrow.has(dtype); }
 
 // The arrays that products multiply by weights are not of float64.

@@ -287,7 +287,7 @@ Reason read_feed_forward(const Part& gate_up, const Part& down, std::int64_t exp
     return block.down.outputs == features ? Reason{} : std::string(down.name) + "_proj does not have a row per feature";
 }
 
-Reason read_shared(const Call& call, const Part& gate_up, const Part& down, const Array* gate, std::int64_t features,
+Reason read_shared(const Part& gate_up, const Part& down, const Array* gate, std::int64_t features,
                    const AffineFormat& format, MixtureOfExperts& op) {
     op.has_shared = gate_up.proj && down.proj;
     if (!op.has_shared) {
@@ -297,11 +297,6 @@ Reason read_shared(const Call& call, const Part& gate_up, const Part& down, cons
     }
     if (Reason reason = read_feed_forward(gate_up, down, 0, features, format, op.shared); !reason.empty())
         return reason;
-    for (const auto& [part, projection] : {std::pair{&gate_up, &op.shared.gate_up}, std::pair{&down, &op.shared.down}})
-        if (call.multiplies && op.x.count > kMostRows && !projection->is_quantized &&
-            projection->plain.linear.weight_dtype == Dtype::float32)
-            return "x has more than " + std::to_string(kMostRows) + " rows, which numpy.matmul multiplies by " +
-                   part->name + "_proj faster";
     if (!gate) return {};
     op.gate.weight = gate->data;
     op.gate.outputs = 1;
@@ -374,7 +369,7 @@ TENSOROPS_OPERATOR(moe,
     }
     if (in.failed() || !in.require(read_feed_forward(gate_up, down, experts, features, format, op.routed)))
         return in.reason;
-    if (!in.require(read_shared(call, shared_gate_up, shared_down, gate, features, format, op))) return in.reason;
+    if (!in.require(read_shared(shared_gate_up, shared_down, gate, features, format, op))) return in.reason;
     Array y;
     if (!call.make({{y, x}})) return call.reason;
     op.y = y.data;

@@ -16,9 +16,6 @@ Reason refuse(const Call& call, const Array& x, const Array& weight, const Array
     if (weight.dtype == Dtype::float64) return "weight has dtype float64";
     if (Reason reason = refuse_matrix("weight", weight, kAny, x.length()); !reason.empty()) return reason;
     if (x.size() == 0 || weight.size() == 0) return "x or weight is empty";
-    const bool is_single = x.dtype == Dtype::float32 && weight.dtype == Dtype::float32;
-    if (call.multiplies && is_single && x.size() / x.length() > kMostRows)
-        return "x has more than " + std::to_string(kMostRows) + " rows, which numpy.matmul multiplies faster";
     if (bias && bias->dtype == Dtype::float64) return "bias has dtype float64";
     return refuse_vector("bias", bias, weight.shape[0], "row of weight");
 }

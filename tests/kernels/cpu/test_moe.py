@@ -260,8 +260,6 @@ REFUSED = {
     "not both projections of the shared block are given": {"shared_down_proj": ones(8, 3)},
     "shared_gate_up_proj does not have 2 dimensions": SHARED | {"shared_gate_up_proj": ones(1, 6, 8)},
     "shared_expert_gate has shape (1, 7), not (1, 8)": SHARED | {"shared_expert_gate": ones(1, 7)},
-    "x has more than 8 rows, which numpy.matmul multiplies by shared_gate_up_proj faster": SHARED
-    | {"x": ones(9, 8), "router_logits": ones(9, 3)},
 }
 
 

@@ -1,0 +1,88 @@
+// x · Wᵀ in float32 for many rows of x: outputs are lanes, so nothing is summed over lanes.
+//
+// Some outputs' rows of W are transposed, a stretch of them at a time, into a panel that the first-level cache holds.
+// Its vectors are multiplied by elements of a few rows of x, whose sums stay in registers for the stretch. The error
+// grows with a stretch and the number of stretches, not with their product. Transposing costs as much as multiplying by
+// about ten rows, so that fewer rows are left to dot_tiles.h.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "lanes.h"
+#include "scratch.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+inline constexpr std::int64_t kLeastRowsOfPanels = 32;
+
+template <std::int64_t kOutputs>
+class FloatPanel {
+    static constexpr std::int64_t kLength = 256;  // of a stretch
+    static constexpr std::size_t kVectors = kOutputs / kFloats;
+#if defined(__AVX512F__)
+    static constexpr int kRows = 12;  // times 2 vectors: 24 of 32 registers hold sums
+#else
+    static constexpr int kRows = 4;  // times 3 vectors of AVX2: 12 of 16 registers
+#endif
+    using Sums = float[kOutputs];
+
+  public:
+    // Calls put(r, sums) for the products of each row of x, which begins at from(r), and of W.
+    template <class From, class Put>
+    static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const From& from, const Put& put) {
+        const std::int64_t room = whole_lines(sizeof(FloatPanel)), bytes = count * std::int64_t{sizeof(Sums)};
+        const Scratch scratch(room + bytes);
+        auto* const panel = scratch.at<FloatPanel>(0);
+        auto* const sums = scratch.at<Sums>(room);
+        std::memset(sums, 0, static_cast<std::size_t>(bytes));
+        const std::int64_t stretches = (n + kLength - 1) / kLength;
+        for (std::int64_t s = 0; s < stretches; ++s) {
+            const std::int64_t begin = n * s / stretches, length = n * (s + 1) / stretches - begin;
+            panel->put(w, begin, length);
+            for (std::int64_t r = 0; r < count; r += kRows) {
+                const float* x[kRows];
+                for (std::int64_t i = 0; i < kRows; ++i) x[i] = from(std::min(r + i, count - 1)) + begin;
+                panel->multiply(x, length, sums + r, std::min<std::int64_t>(kRows, count - r));
+            }
+        }
+        for (std::int64_t r = 0; r < count; ++r) put(r, sums[r]);
+    }
+
+  private:
+    Sums values_[kLength + kFloats];  // the last vector of a row may have lanes that are not used
+
+    void put(const float* const* w, std::int64_t begin, std::int64_t length) {
+        for (std::int64_t i = 0; i < length; i += kLanes<float>)
+            for (std::size_t c = 0; c < kOutputs; c += kFloats) {
+                Vec<float> rows[kFloats];
+                const std::int64_t n = std::min(length - i, kLanes<float>);
+                for (std::size_t o = 0; o < kFloats; ++o) rows[o] = load_some(w[c + o] + begin + i, n);
+                transpose<float>(rows);
+                for (std::size_t k = 0; k < kFloats; ++k) store(values_[static_cast<std::size_t>(i) + k] + c, rows[k]);
+            }
+    }
+
+    // Adds to the sums of the first `count` rows. Not inlined, because the sums need nearly all registers.
+    [[gnu::noinline]] void multiply(const float* const* x, std::int64_t length, Sums* to, std::int64_t count) const {
+        Vec<float> sums[kRows][kVectors];
+        for_each<kRows>([&](auto r) { for_each<kVectors>([&](auto v) { sums[r][v] = Vec<float>{}; }); });
+        for (std::int64_t i = 0; i < length; ++i) {
+            Vec<float> w[kVectors];
+            for_each<kVectors>([&](auto v) { w[v] = load(values_[i] + v * kFloats); });
+            for_each<kRows>([&](auto r) {
+                const float a = x[r][i];
+                for_each<kVectors>([&](auto v) { sums[r][v] += a * w[v]; });
+            });
+        }
+        for_each<kRows>([&](auto r) {
+            if (static_cast<std::int64_t>(r) < count)
+                for_each<kVectors>([&](auto v) {
+                    float* const at = to[r] + v * kFloats;
+                    store(at, load(at) + sums[r][v]);
+                });
+        });
+    }
+};
+
+}  // namespace tensorops::TENSOROPS_TARGET
