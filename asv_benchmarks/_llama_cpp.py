@@ -7,6 +7,7 @@ prompt and the number of tokens to add. The answer lists the seconds for the pro
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -39,11 +40,13 @@ def run(model: Any, prompt: list[int], count: int) -> list[float]:
 def main() -> None:
     """Answer requests until the input ends."""
     path, context, threads = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what llama.cpp writes to standard output is no answer
     model = load(path, int(context), int(threads))
     for line in sys.stdin:
         prompt, count = json.loads(line)
-        sys.stdout.write(json.dumps(run(model, prompt, count)) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(run(model, prompt, count)) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 usage: python -m asv_benchmarks.architectures FOLDER --tokenizer FILE [--names qwen3,gemma3,…] [--rounds 3]
 
 FOLDER keeps the models, of which each is made if it is missing. FILE is a GGUF file that lends its tokenizer. The
-columns are those of `asv_benchmarks.formats`.
+columns are those of `asv_benchmarks.formats`. TENSOROPS_NUM_THREADS=1 measures one thread of both.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "gemma3": {"attention.sliding_window": 512},
     "phi3": {},
     "qwen35": STATES,
+    "gpt-oss": EXPERTS | {"attention.sliding_window": 128},
 }
 
 
@@ -57,6 +58,8 @@ def write(name: str, tokenizer: Path, out: Path) -> None:
         "tokenizer.ggml.tokens"]}  # fmt: skip
     config = architectures.read_config(GGUFFile(str(out), known, dict.fromkeys(map(str, range(1000)))))  # type: ignore[arg-type]
     weights = {"token_embd.weight": (config.vocab_size, config.dim), "output_norm.weight": (config.dim,)}
+    if name == "gpt-oss":  # for which llama.cpp has no other output matrix
+        weights["output.weight"] = (config.vocab_size, config.dim)
     for block in range(config.blocks):
         weights |= {f"blk.{block}.{w.name}": w.shape for w in architectures.block_weights(config, block)}
     for whole, parts in architectures.get(name).fused.items() if name == "phi3" else ():
@@ -70,7 +73,8 @@ def write(name: str, tokenizer: Path, out: Path) -> None:
             continue
         array = rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(shape[-1]))
         array = -np.abs(array) if key.endswith("ssm_a") else array
-        writer.add_tensor(key, array if len(shape) == 1 or "conv1d" in key else array.astype(np.float16))
+        is_single = len(shape) == 1 or "conv1d" in key or key.endswith("bias")  # llama.cpp adds and convolves float32
+        writer.add_tensor(key, array if is_single else array.astype(np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

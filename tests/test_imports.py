@@ -75,6 +75,15 @@ print(loaded(), providers())
 """
 
 
+def test_the_namespace_of_numpy_imports_what_numpy_does_on_first_use():
+    code = """import numpy as np, tensorops
+xp = tensorops.get_namespace(np.ones(3))
+print([name for name in ("f2py", "testing", "random", "ma") if f"numpy.{name}" in sys.modules])
+import array_api_compat.numpy
+print(xp is array_api_compat.numpy, xp.random is np.random, "f2py" in np.__all__, "f2py" in dir(np))"""
+    assert run(code) == ["[]", "True True True True"]
+
+
 def test_a_call_with_numpy_loads_the_provider_of_numpy_only():
     (line,) = run(NUMPY_CALL)
     if _providers.load("cpu"):

@@ -53,7 +53,7 @@ def models(path: Path | None, as_json: bool) -> None:
 def supported() -> dict[str, Any]:
     """Return the architectures, formats of weights and tokenizers, from the tables of those that read them."""
     from tensorops.models import architectures
-    from tensorops.models.blocks import SUPPORTED_TYPES
+    from tensorops.models.blocks import supported_types
     from tensorops.models.gguf_tokenizer import MODELS
     from tensorops.models.layouts import DTYPES
     from tensorops.models.pretokenizers import RULES
@@ -61,7 +61,7 @@ def supported() -> dict[str, Any]:
     found = dict.fromkeys(map(architectures.get, architectures.names()))
     return {
         "architectures": [{"names": list(each.names), "model_types": list(each.model_types)} for each in found],
-        "formats": [kind.name for kind in SUPPORTED_TYPES],
+        "formats": [kind.name for kind in supported_types()],
         "dtypes": ["F32", "F16", "BF16", *DTYPES],
         "tokenizers": list(MODELS),
         "pretokenizers": sorted(RULES),

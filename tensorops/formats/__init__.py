@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from tensorops._messages import meant
 from tensorops.formats._format import Affine, Format, Groups
 from tensorops.formats._fp8 import fp8_blocks
 from tensorops.formats.sparse_2_4 import prune_2_4
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["Affine", "Format", "Groups", "fp8_blocks", "get", "names", "prune_2_4"]
 
@@ -38,7 +41,7 @@ def names() -> tuple[str, ...]:
     >>> "q4_k" in formats.names()
     True
     """
-    return tuple(sorted({*_OWN, *(entry.name for entry in entry_points(group="tensorops.formats"))}))
+    return tuple(sorted({*_OWN, *_entries()}))
 
 
 @functools.cache
@@ -72,10 +75,17 @@ def get(name: str) -> Format:
     if name in _OWN:
         found = import_module(f"tensorops.formats.{name}").FORMAT
     else:
-        entries = {entry.name: entry for entry in entry_points(group="tensorops.formats")}
+        entries = _entries()
         if name not in entries:
             raise ValueError(f"there is no format {name!r}{meant(name, names())}")
         found = entries[name].load()
     if not isinstance(found, Format):
         raise TypeError(f"the format {name!r} is a {type(found).__name__}, expected a tensorops.formats.Format")
     return found
+
+
+def _entries() -> dict[str, EntryPoint]:
+    """Return what other packages add."""
+    from importlib.metadata import entry_points  # takes as long as importing all the rest
+
+    return {entry.name: entry for entry in entry_points(group="tensorops.formats")}

@@ -63,6 +63,16 @@ def halves(powers: Sequence[int]) -> tuple[list[int], list[int]]:
     return [e // 2 for e in powers], [e - e // 2 for e in powers]
 
 
+def pairs(xp: Namespace, codes: Array) -> Array:
+    """Return integers of 4 bits two in a byte, low half first."""
+    import numpy as np
+
+    if isinstance(codes, np.ndarray):  # neighbours as one integer of 16 bits: not by bytes, and without gaps
+        both = np.ascontiguousarray(codes, dtype=np.uint8).view("<u2")
+        return (both | (both >> 4)).astype(np.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
 def nibbles(xp: Namespace, stored: Array) -> Array:
     """Return the low halves of bytes, and after them the high ones, along the last axis."""
     return xp.concat((stored & 15, stored >> 4), axis=-1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensorops._typing import Array, Namespace
-from tensorops.formats._bits import in_bytes
+from tensorops.formats._bits import in_bytes, pairs
 
 
 class Groups(NamedTuple):
@@ -161,8 +161,7 @@ class Format:
             return Affine(weight, scales, minima, 8, self.group_size)
         if minima is None:  # unsigned, with an offset of their own
             codes, minima = xp.astype(codes + 8, xp.uint8), scales * -8.0
-        weight = codes[..., 0::2] | (codes[..., 1::2] << 4)
-        return Affine(weight, scales, minima, 4, self.group_size)
+        return Affine(pairs(xp, codes), scales, minima, 4, self.group_size)
 
     def _groups(self, xp: Namespace, stored: Array) -> Groups:
         *before, width = stored.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,12 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 def _unfit(x: Array) -> str:
     import numpy as np
 
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it on first use; without, there are no such arrays
     # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators of a masked
     # array skip elements, which every formula here would have to consider.
     if isinstance(x, np.matrix):
         return "matrix is not supported; pass numpy.asarray(x)"
-    if isinstance(x, np.ma.MaskedArray):
+    if masked is not None and isinstance(x, masked.MaskedArray):
         return "MaskedArray is not supported; pass x.filled(value)"
     return ""
 
@@ -57,7 +59,7 @@ LIBRARY = Library(
     name="numpy",
     packages=("numpy",),
     array_type="tensorops.libraries.numpy:NUMPY_TYPES",
-    standard="array_api_compat.numpy",
+    standard="tensorops.libraries._numpy_namespace",
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     runtime="tensorops.libraries.numpy:NumpyRuntime",

@@ -12,28 +12,35 @@ import numpy.typing as npt
 import tensorops as tp
 from tensorops import formats
 
-from ._errors import GGUFError, missing
-
-try:
-    from gguf.constants import GGMLQuantizationType
-except ImportError as error:
-    raise missing("gguf") from error
+from ._errors import GGUFError
+from .gguf_types import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ._open_file import OpenFile
 
-__all__ = ["SUPPORTED_TYPES", "BlockWeight", "ComputedTensor", "QuantizedWeight", "Tensor"]
+__all__ = ["BlockWeight", "ComputedTensor", "QuantizedWeight", "Tensor", "block_of", "supported_types"]
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-PLAIN_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-_NAMES = formats.names()  # asks what is installed
-BLOCK_TYPES = tuple(t for t in GGMLQuantizationType if t.name.lower() in _NAMES)
-SUPPORTED_TYPES = PLAIN_TYPES + BLOCK_TYPES
+PLAIN_TYPES = {TensorType.F32: 4, TensorType.F16: 2, TensorType.BF16: 2}  # bytes of an element
 _AT_A_TIME = 1 << 19  # elements whose intermediate results stay in caches
+
+
+def block_of(kind: TensorType) -> tuple[int, int]:
+    """Return how many elements are stored together, and in how many bytes; ValueError if a type is not supported."""
+    if kind in PLAIN_TYPES:
+        return 1, PLAIN_TYPES[kind]
+    of = formats.get(kind.name.lower())
+    return of.elements, of.nbytes
+
+
+def supported_types() -> list[TensorType]:
+    """Return how the elements of a tensor may be stored, for messages: asks what is installed."""
+    names = formats.names()
+    return [kind for kind in TensorType if kind in PLAIN_TYPES or kind.name.lower() in names]
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class Tensor:
     ----------
     name : str
         The name in the file, such as ``blk.0.attn_q.weight``.
-    type : GGMLQuantizationType
+    type : TensorType
         How the elements are stored.
     shape : tuple of int
         Row-major, so that a linear layer's weight is ``(out, in)``.
@@ -121,7 +128,7 @@ class Tensor:
     """
 
     name: str
-    type: GGMLQuantizationType
+    type: TensorType
     shape: tuple[int, ...]
     file: OpenFile
     start: int
@@ -166,7 +173,7 @@ class Tensor:
     @property
     def is_quantized(self) -> bool:
         """Whether the elements are integers in blocks."""
-        return self.type in BLOCK_TYPES
+        return self.type not in PLAIN_TYPES
 
     def dequantize(self) -> Float32:
         """Return the values as a new float32 array of this tensor's shape.
@@ -176,11 +183,11 @@ class Tensor:
         GGUFError
             A stored number is infinite or NaN, or the file was truncated after it was opened.
         """
-        if self.type == GGMLQuantizationType.F32:
+        if self.type == TensorType.F32:
             values = self._finite(self.data.view("<f4"))
-        elif self.type == GGMLQuantizationType.F16:
+        elif self.type == TensorType.F16:
             values = self._finite(self.data.view("<f2"))
-        elif self.type == GGMLQuantizationType.BF16:
+        elif self.type == TensorType.BF16:
             # A bfloat16 is the upper half of a float32.
             values = self._finite((self.data.view("<u2").astype(np.uint32) << 16).view(np.float32))
         else:
@@ -242,8 +249,7 @@ class Tensor:
 
     def _require_blocks(self) -> None:
         if not self.is_quantized:
-            names = ", ".join(t.name for t in BLOCK_TYPES)
-            raise self._error(f"type {self.type.name} has no quantised form, only {names} have")
+            raise self._error(f"type {self.type.name} has no quantised form")
 
     @property
     def _format(self) -> formats.Format:

@@ -22,11 +22,11 @@ from ._errors import GGUFError, missing
 from ._open_file import OpenFile
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
+from .gguf_types import TensorType
 from .layouts import DTYPES, Raw, combined
 
 try:
     import gguf
-    from gguf.constants import GGMLQuantizationType
     from safetensors import SafetensorError, safe_open
 except ImportError as error:
     raise missing(error.name or "gguf") from error
@@ -39,7 +39,7 @@ __all__ = ["open_folder"]
 
 Stored = Tensor | ComputedTensor
 LARGEST_JSON = 1 << 26  # bytes
-TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16": GGMLQuantizationType.BF16}
+TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 # Keys of a GGUF file by those of a folder that say the same.
 KEYS = {
@@ -166,7 +166,10 @@ def _translated(folder: Path, config: _Config) -> GGUFFile:
         for key, value in config.metadata(architecture)
     }
     tensors = dict(_named(folder, name, architecture, config))
-    tensors |= _rope_factors(config, metadata.get(f"{name}.attention.key_length") or config.head_dim())
+    dims = metadata.get(f"{name}.attention.key_length") or config.head_dim()
+    if not 0 < dims <= max((length for tensor in tensors.values() for length in tensor.shape), default=0):
+        raise config.error("head_dim", f"{dims!r:.40} is more than a tensor has, or not positive")
+    tensors |= _rope_factors(config, dims)
     return GGUFFile(str(folder), metadata, tensors, is_folder=True)
 
 
@@ -335,7 +338,9 @@ def _named(
     folder: Path, name: str, architecture: type[architectures.Decoder], config: _Config
 ) -> Iterator[tuple[str, Stored]]:
     """Yield tensors by the names that they have in a GGUF file."""
-    blocks = config.number("num_hidden_layers")
+    blocks, found = config.number("num_hidden_layers"), combined(_tensors(folder), config.quantization())
+    if blocks > len(found):  # a table of names is made for each
+        raise config.error("num_hidden_layers", f"{blocks!r:.40} blocks, but only {len(found)} tensors")
     kind = next((kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == name), None)
     known = None if kind is None else gguf.get_tensor_name_map(kind, int(blocks))
 
@@ -345,14 +350,14 @@ def _named(
             stem, suffix = theirs, "weight"
         if (within := re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.*)", stem)) and within[2] in architecture.folder_names:
             return f"blk.{within[1]}.{architecture.folder_names[within[2]]}.{suffix}"
-        found = None if known is None else known.get_name(stem)
-        if found is None:
+        own = None if known is None else known.get_name(stem)
+        if own is None:
             raise GGUFError(str(folder), f"tensor {theirs}", f"is not known to the architecture {name}")
-        return f"{found}.{suffix}"
+        return f"{own}.{suffix}"
 
     plain: dict[str, Stored] = {}
     experts: dict[str, dict[int, Stored]] = {}
-    for theirs, tensor in combined(_tensors(folder), config.quantization()).items():
+    for theirs, tensor in found.items():
         theirs = theirs.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
         if re.search(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector|visual)\.", theirs):
             continue

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._errors import missing
+from .gguf_types import TokenType
 from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, TokenizerParts, Vocabulary, end_tokens
 
 try:
-    from gguf.constants import TokenType
     from tokenizers import Tokenizer as FastTokenizer
 except ImportError as error:
-    raise missing(error.name or "tokenizers") from error
-
-if TYPE_CHECKING:
-    import os
+    raise missing("tokenizers") from error
 
 __all__ = ["read_folder_tokenizer"]
 
@@ -40,7 +38,7 @@ class _Folder:
         if path.exists() and not path.is_file():
             raise self.error(name, "not a regular file")
         with path.open("rb") as file:
-            content = file.read(limit + 1)
+            content = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)  # reserves as much memory first
         if len(content) > limit:
             raise self.error(name, f"has more than {limit} bytes")
         try:

@@ -7,6 +7,7 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -14,20 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._errors import GGUFError, missing
+from ._errors import GGUFError
 from ._open_file import OpenFile
-from .blocks import SUPPORTED_TYPES, ComputedTensor, Tensor
-
-try:
-    from gguf.constants import (
-        GGML_QUANT_SIZES,
-        GGUF_DEFAULT_ALIGNMENT,
-        GGUF_MAGIC,
-        GGMLQuantizationType,
-        GGUFValueType,
-    )
-except ImportError as error:
-    raise missing("gguf") from error
+from .blocks import ComputedTensor, Tensor, block_of, supported_types
+from .gguf_types import TensorType, ValueType
 
 if TYPE_CHECKING:
     import os
@@ -35,26 +26,29 @@ if TYPE_CHECKING:
 
 __all__ = ["GGUFFile", "open_gguf"]
 
+MAGIC = int.from_bytes(b"GGUF", "little")
 VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
 MAX_KEY_BYTES = 65535  # the format's own limit
 MAX_DIMENSIONS = 4
 AT_A_TIME = 1 << 20  # bytes
+SEVEN_ZEROS = bytes(7)
 # The minimum size of an entry, which limits a count by the number of remaining bytes.
 MIN_METADATA_BYTES = 8 + 4 + 1
 MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8
 
 SCALARS = {
-    GGUFValueType.UINT8: "<u1",
-    GGUFValueType.INT8: "<i1",
-    GGUFValueType.UINT16: "<u2",
-    GGUFValueType.INT16: "<i2",
-    GGUFValueType.UINT32: "<u4",
-    GGUFValueType.INT32: "<i4",
-    GGUFValueType.FLOAT32: "<f4",
-    GGUFValueType.BOOL: "<u1",
-    GGUFValueType.UINT64: "<u8",
-    GGUFValueType.INT64: "<i8",
-    GGUFValueType.FLOAT64: "<f8",
+    ValueType.UINT8: "<u1",
+    ValueType.INT8: "<i1",
+    ValueType.UINT16: "<u2",
+    ValueType.INT16: "<i2",
+    ValueType.UINT32: "<u4",
+    ValueType.INT32: "<i4",
+    ValueType.FLOAT32: "<f4",
+    ValueType.BOOL: "<u1",
+    ValueType.UINT64: "<u8",
+    ValueType.INT64: "<i8",
+    ValueType.FLOAT64: "<f8",
 }
 
 
@@ -173,17 +167,15 @@ class _Reader:
         found: list[str] = []
         while len(found) < number:
             found.append(self.string())  # which fills the buffer
-            buffer, at = self._buffer, self.position - self._start
-            while len(found) < number:
-                start = at + 8
-                stop = start + int.from_bytes(buffer[at:start], "little")
-                if stop > len(buffer) or start > len(buffer):
-                    break
-                try:
+            buffer, at, size = self._buffer, self.position - self._start, len(self._buffer)
+            with contextlib.suppress(UnicodeDecodeError):  # `string` says what is wrong
+                for _ in range(number - len(found)):
+                    start = at + 8
+                    # Nearly all lengths fit one byte; `string` reads the others.
+                    if buffer[at + 1 : start] != SEVEN_ZEROS or (stop := start + buffer[at]) > size:
+                        break
                     found.append(buffer[start:stop].decode())
-                except UnicodeDecodeError:
-                    break  # what `string` says about it
-                at = stop
+                    at = stop
             self.position = self._start + at
         return found
 
@@ -197,7 +189,7 @@ class _Reader:
     def header(self) -> tuple[int, int]:
         """Check magic and version; return the numbers of tensors and metadata entries that follow."""
         self.field = "magic"
-        if self.u32() != GGUF_MAGIC:
+        if self.u32() != MAGIC:
             raise self.error("not a GGUF file")
         self.field = "version"
         version = self.u32()
@@ -208,30 +200,30 @@ class _Reader:
         self.field = "metadata count"
         return tensors, self.count("metadata entries", MIN_METADATA_BYTES)
 
-    def value_type(self) -> GGUFValueType:
+    def value_type(self) -> ValueType:
         number = self.u32()
         try:
-            return GGUFValueType(number)
+            return ValueType(number)
         except ValueError:
             raise self.error(f"unknown value type {number}") from None
 
     def value(self) -> Any:
         kind = self.value_type()
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             return self.string()
-        if kind != GGUFValueType.ARRAY:
+        if kind != ValueType.ARRAY:
             return self.numbers(kind, 1)[0].item()
         kind = self.value_type()
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             raise self.error("nested arrays are not supported")
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             return self.strings(self.count("strings", 8))
         return self.numbers(kind, self.count("numbers", np.dtype(SCALARS[kind]).itemsize))
 
-    def numbers(self, kind: GGUFValueType, count: int) -> np.ndarray[Any, Any]:
+    def numbers(self, kind: ValueType, count: int) -> np.ndarray[Any, Any]:
         dtype = np.dtype(SCALARS[kind])
         values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
-        if kind != GGUFValueType.BOOL:
+        if kind != ValueType.BOOL:
             return values
         if (values > 1).any():
             raise self.error("a boolean is neither 0 nor 1")
@@ -239,12 +231,12 @@ class _Reader:
 
     def alignment(self, metadata: dict[str, Any]) -> int:
         self.field = "general.alignment"
-        value = metadata.get(self.field, GGUF_DEFAULT_ALIGNMENT)
+        value = metadata.get(self.field, DEFAULT_ALIGNMENT)
         if type(value) is not int or value <= 0 or value & (value - 1):
             raise self.error(f"{value!r:.40} is not a power of two")
         return value
 
-    def tensor_info(self, index: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+    def tensor_info(self, index: int) -> tuple[str, tuple[int, ...], TensorType, int]:
         """Read one entry of the tensor list: name, row-major shape, type and offset."""
         self.field = f"tensor {index}"
         name = self.string(MAX_KEY_BYTES)
@@ -256,19 +248,21 @@ class _Reader:
         shape = struct.unpack(f"<{dimensions}Q", self.take(8 * dimensions))[::-1]
         number = self.u32()
         try:
-            kind = GGMLQuantizationType(number)
+            kind = TensorType(number)
         except ValueError:
             raise self.error(f"unknown tensor type {number}") from None
-        if kind not in SUPPORTED_TYPES:
-            names = ", ".join(t.name for t in SUPPORTED_TYPES)
+        try:
+            block_of(kind)
+        except ValueError:
+            names = ", ".join(t.name for t in supported_types())
             raise self.error(
                 f"type {kind.name} is not supported, only {names}; llama.cpp converts the file: "
                 "llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0"
-            )
+            ) from None
         return name, shape, kind, self.u64()
 
     def tensors(
-        self, infos: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]], start: int, alignment: int
+        self, infos: list[tuple[str, tuple[int, ...], TensorType, int]], start: int, alignment: int
     ) -> dict[str, Tensor]:
         """Find the tensors in the data section that begins at byte `start`, in the order of offsets."""
         found: dict[str, Tensor] = {}
@@ -288,8 +282,8 @@ class _Reader:
             found[name] = Tensor(name, kind, shape, self.file, end - size, size)
         return {name: found[name] for name, *_ in infos}
 
-    def byte_size(self, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
-        block, size = GGML_QUANT_SIZES[kind]
+    def byte_size(self, shape: tuple[int, ...], kind: TensorType) -> int:
+        block, size = block_of(kind)
         if 0 in shape:
             raise self.error(f"shape {shape} has a dimension of length zero")
         if shape[-1] % block:

@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._errors import missing
 from .fields import Fields
+from .gguf_types import TokenType
 from .merging import ByteEncoder, SpecialTokens, TextEncoder
 from .pretokenizers import RULES
 from .vocabulary import END_TOKENS, TokenizerParts, Vocabulary, end_tokens
-
-try:
-    from gguf.constants import TokenType
-except ImportError as error:
-    raise missing("gguf") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

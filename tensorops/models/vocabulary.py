@@ -6,12 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._errors import missing
-
-try:
-    from gguf.constants import TokenType
-except ImportError as error:
-    raise missing("gguf") from error
+from .gguf_types import TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

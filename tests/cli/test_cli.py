@@ -85,10 +85,10 @@ def test_without_its_packages_it_says_what_to_install(package):
 def test_without_the_packages_of_models_it_says_what_to_install(command):
     pytest.importorskip("rich")
     arguments = ["--backend", "numpy"] if command == "demo" else ["--backend", "numpy", "a prompt"]
-    code = f"import sys; sys.modules['gguf'] = None; sys.argv = ['tensorops', {command!r}, *{arguments!r}]\n"
+    code = f"import sys; sys.modules['tokenizers'] = None; sys.argv = ['tensorops', {command!r}, *{arguments!r}]\n"
     result = support.python(code + "from tensorops.cli import main; main()", **support.only("numpy"))
     assert result.returncode == 1
-    assert result.stderr == "Error: tensorops.models needs the package 'gguf': pip install 'tensorops[models]'\n"
+    assert result.stderr == "Error: tensorops.models needs the package 'tokenizers': pip install 'tensorops[models]'\n"
 
 
 def test_without_a_requirement_no_command_ends_in_a_traceback():

@@ -1,6 +1,7 @@
 """Formats of quantized numbers, against the packages `gguf` and `ml_dtypes` bit by bit."""
 
 import functools
+import importlib.metadata
 
 import ml_dtypes
 import numpy as np
@@ -275,7 +276,8 @@ def test_a_format_of_another_package(monkeypatch):
 
             return formats.Format("bytes", elements=2, nbytes=3, group_size=2, bits=8, unpack=unpack)
 
-    monkeypatch.setattr(formats, "entry_points", lambda group: [Entry] if group == "tensorops.formats" else [])
+    found = {"tensorops.formats": [Entry]}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found.get(group, []))
     assert "bytes" in formats.names()
     values = formats.get("bytes").values(np, np.asarray([[2, 1, 3, 10, 0, 4]], dtype=np.uint8))
     np.testing.assert_array_equal(values, [[2.0, 6.0, 0.0, 40.0]])

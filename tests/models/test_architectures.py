@@ -215,6 +215,8 @@ def test_what_would_change_the_network(
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types: .* is not supported"),
         ({"novelty": 3}, "novelty: 3 is not supported"),
         ({"quantization_config": {"quant_method": "unknown"}}, "quantization_config: .*unknown"),
+        ({"num_hidden_layers": 2**40}, r"config\.json: num_hidden_layers: 1099511627776 blocks, but only \d+ tensors"),
+        ({"head_dim": 2**40, "rope_parameters": tiny_networks.LLAMA3}, r"json: head_dim: 1099511627776 is more"),
     ],
 )  # fmt: skip
 def test_what_a_folder_may_not_say(saved: Any, change: dict[str, Any], message: str, tmp_path: Path) -> None:

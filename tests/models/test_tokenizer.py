@@ -15,6 +15,7 @@ import os
 import random
 import re
 import struct
+import tracemalloc
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -428,6 +429,15 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tensorops.models.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
     with pytest.raises(ValueError, match=r"tokenizer\.json: has more than 10 bytes"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_a_small_folder_takes_little_memory(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    tracemalloc.start()
+    Tokenizer.from_folder(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 24
 
 
 def mutated(tree: Any, rng: random.Random) -> Any:
