@@ -87,7 +87,7 @@ def test_links_of_the_readme_have_one_place_where_an_address_can_be_put_in_front
 
 MESSAGES = {
     "tensorops/cli/doctor.py": ("examine_*", "problem*", "notes_on_opencl", "_note_on_intels_driver"),
-    "tensorops/backends/probing.py": ("_try", "_compute*", "_what_is_tried", "_end_of", "refuse_hanging_plugin"),
+    "tensorops/backends/probing.py": ("_try", "_compute*", "_what_is_tried", "_run", "refuse_hanging_plugin"),
     "tensorops/backends/config_file.py": ("_[a-z]*", "backend_name", "priority", "read_file"),
     "tensorops/hardware/nvidia.py": ("*",),
     "tensorops/hardware/accelerator.py": ("visible",),

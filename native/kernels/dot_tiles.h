@@ -155,7 +155,8 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
     for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
     std::fill(w + width, w + kBlockOutputs + kTileColumns, w[width - 1]);  // fills the tile; these are unused
     if constexpr (is_same<X, float> && is_same<W, float>)
-        if (count >= kLeastRowsOfPanels) return FloatPanel<kBlockOutputs>::each_row(count, n, w, from, put);
+        if (count >= kLeastRowsOfPanels && n <= kMostOfPanels)
+            return FloatPanel<kBlockOutputs>::each_row(count, n, w, from, put);
     for (std::int64_t r = 0; r < count; r += kTileRows) {
         const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
         const X* x[kTileRows];

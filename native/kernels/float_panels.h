@@ -15,6 +15,8 @@
 namespace tensorops::TENSOROPS_TARGET {
 
 inline constexpr std::int64_t kLeastRowsOfPanels = 32;
+inline constexpr std::int64_t kMostOfPanels =
+    16384;  // elements of a row: sums of 64 stretches are as accurate as one's
 
 template <std::int64_t kOutputs>
 class FloatPanel {

@@ -256,6 +256,10 @@ def _what_is_tried(backend: Backend) -> str:
 # --------------------------------------------------------------------------------------- in a separate process
 
 
+_ARGUMENTS = "import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); "
+_ANSWER = "from tensorops.backends.probing import answer; answer(*arguments)"
+
+
 def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Probe | None:
     """Compute in a separate process; ``None`` if none can be started, or it does not know this backend."""
     import json
@@ -266,7 +270,7 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
         answer_file = Path(folder, "answer")
         arguments = (plugins.get(backend.name, ""), backend.name, json.dumps(options, default=str), str(answer_file))
-        status, end = _run("from tensorops.backends.probing import answer; answer(*arguments)", arguments, SECONDS)
+        status, end = _run(_ANSWER, arguments, SECONDS)
         if status is None or status == _UNKNOWN:
             return None
         with_what = _what_is_tried(backend)
@@ -303,7 +307,7 @@ def _run(code: str, arguments: Sequence[str], seconds: float, unset: Set[str] = 
     if not sys.executable or getattr(sys, "frozen", False):
         return None, ""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    program = f"import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); {code}"
+    program = _ARGUMENTS + code
     environment = {name: value for name, value in _environment().items() if name not in unset}
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
         complaints = Path(folder, "complaints")

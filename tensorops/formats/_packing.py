@@ -32,7 +32,7 @@ def quotient(xp: Namespace, x: Array, number: float) -> Array:
 
 def divided(xp: Namespace, w: Array, scale: Array) -> Array:
     """Return ``w · (1 / scale)``, in two roundings as in llama.cpp; 0 where the inverse is infinite."""
-    inverse = 1.0 / scale
+    inverse = 1.0 / xp.where(scale == 0.0, xp.full_like(scale, float("inf")), scale)
     return w * xp.where(xp.abs(inverse) == float("inf"), xp.zeros_like(inverse), inverse)
 
 

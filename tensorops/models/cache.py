@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
-from tensorops.formats import q8_0
+from tensorops import formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +111,7 @@ def stored(xp: Any, x: Array, dtype: Any) -> Array:
     if spare := -x.shape[-1] % 32:
         zeros = xp.broadcast_to(xp.zeros_like(x[..., :1]), (*x.shape[:-1], spare))
         x = xp.concat((x, zeros), axis=-1)
-    return q8_0.FORMAT.packed(xp, x)
+    return formats.get("q8_0").packed(xp, x)
 
 
 def attention(xp: Any, q: Array, k: Array, v: Array, **options: Any) -> Array:

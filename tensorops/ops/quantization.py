@@ -100,7 +100,9 @@ def as_format(name: str, format: Any, label: str = "format") -> str:
         except ValueError:
             known = (AFFINE, *formats.names())
             like = nearest(format[:40], known)
-            raise ValueError(f"{name}: {label} is {shown(format)}, expected one of {', '.join(known)}{like}") from None
+            raise ValueError(
+                f"{name}: {label} is {shown(format)}, expected {AFFINE!r} or one of tensorops.formats.names(){like}"
+            ) from None
     return str(format)
 
 

@@ -22,6 +22,8 @@ from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
 BOUNDS = {"float32": 4e-7, "bfloat16": 4e-3}  # of errors, in units of the sum of |x w|
 LANES, SUBLANES = 17, 136  # outputs with which XLA stores the bytes of rows that are no multiple of 128 along these
 
+READ = [name for name in FORMATS if not name.startswith(("fp8", "sparse"))]
+
 
 def weights_of_lanes(name, stored):
     """Return what the kernel for bytes along the lanes unpacks: its product with the identity."""
@@ -44,7 +46,7 @@ def multiplied_by_one(found, weight):
 
 
 @pytest.mark.parametrize("unpacked", [weights_of_lanes, weights_of_sublanes])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", READ)
 def test_every_weight_is_exact(name, unpacked, rng):
     elements = FORMATS[name][0]
     for count in (1, 7):
@@ -85,7 +87,7 @@ def assert_product(y, x, stored, name):
 CALLS = [
     pytest.param(name, outputs, dtype, marks=() if which in IN_SHORT else pytest.mark.exhaustive)
     for IN_SHORT in [{("q4_k", LANES, "float32"), ("q6_k", SUBLANES, "float32"), ("q5_0", SUBLANES, "bfloat16")}]
-    for which in [(n, o, d) for n in FORMATS for o in (LANES, SUBLANES) for d in BOUNDS]
+    for which in [(n, o, d) for n in READ for o in (LANES, SUBLANES) for d in BOUNDS]
     for name, outputs, dtype in [which]
 ]
 
@@ -137,7 +139,7 @@ def traced(name, rows, columns, outputs, dtype="bfloat16"):
     return found, x.size * x.dtype.itemsize + weight.size + rows * outputs * x.dtype.itemsize
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", READ)
 def test_bytes_are_those_of_the_blocks(name):
     found, needed = traced(name, 1, 4096, 2048)
     assert needed <= found.params["cost_estimate"].bytes_accessed <= 1.1 * needed

@@ -537,11 +537,10 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["gguf", "tokenizers"])
-def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; import tensorops; import tensorops.models"
+def test_a_missing_package_is_named_with_its_remedy() -> None:
+    code = "import sys; sys.modules['tokenizers'] = None; import tensorops; import tensorops.models"
     error = run_python(code).stderr
-    assert f"needs the package '{package}': pip install 'tensorops[models]'" in error
+    assert "needs the package 'tokenizers': pip install 'tensorops[models]'" in error
 
 
 def test_only_templates_need_jinja(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_special_tokens_in_the_text(tokenizer: Tokenizer) -> None:
 def test_every_text_survives(tmp_path_factory: pytest.TempPathFactory, rule: str) -> None:
     tokenizer = build(tmp_path_factory.mktemp("rule"), ggml__pre=rule)
 
-    @given(st.text(st.characters(exclude_categories=["Cs"])))
+    @given(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "<|" not in text))  # a control token
     def check(text: str) -> None:
         ids = tokenizer.encode(text, add_special=False)
         assert tokenizer.decode(ids) == text
