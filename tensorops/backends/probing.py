@@ -258,6 +258,7 @@ def _what_is_tried(backend: Backend) -> str:
 
 _ARGUMENTS = "import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); "
 _ANSWER = "from tensorops.backends.probing import answer; answer(*arguments)"
+_LOAD = "from tensorops.backends.probing import load_plugin; load_plugin(*arguments)"
 
 
 def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Probe | None:
@@ -358,7 +359,7 @@ def refuse_hanging_plugin(point: EntryPoint) -> None:
     """
     if point.module in sys.modules:
         return
-    code = "from tensorops.backends.probing import load_plugin; load_plugin(*arguments)"
+    code = _LOAD
     status, end = _run(code, (point.name, point.value, point.group), PLUGIN_SECONDS)
     if status == _NO_ANSWER:
         raise TimeoutError(f"importing {point.module} took more than {PLUGIN_SECONDS:g} seconds")
