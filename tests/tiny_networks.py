@@ -5,6 +5,7 @@ Their conversion to GGUF files is that of llama.cpp's converter: queries and key
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from make_gguf import tokenizer_metadata, vocabulary, write_gguf
 from tensorops.models import architectures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 VOCABULARY = len(vocabulary()[0])
 IDS = [int(i) for i in np.random.default_rng(0).integers(0, VOCABULARY, 24)]
@@ -107,19 +108,32 @@ def save(name: str, folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
     """Save a network as a folder; return its logits for some tokens, which transformers computes in float64."""
     import torch
 
-    transformers = _transformers()
-    kind, changes = NETWORKS[name]
-    sizes = {**SIZES, "max_position_embeddings": max(SIZES["max_position_embeddings"], len(ids)), **changes}
-    config = getattr(transformers, f"{kind}Config")(**sizes)
-    config._attn_implementation = config._experts_implementation = "eager"  # others have no float64
-    torch.manual_seed(0)
-    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter in network.parameters():
-        matrix = parameter.ndim > 1
-        parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
-    network.save_pretrained(folder)
-    with torch.no_grad():
-        return network.double()(torch.tensor([ids])).logits[0].numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers'
+        transformers = _transformers()
+        kind, changes = NETWORKS[name]
+        sizes = {**SIZES, "max_position_embeddings": max(SIZES["max_position_embeddings"], len(ids)), **changes}
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        config._attn_implementation = config._experts_implementation = "eager"  # others have no float64
+        torch.manual_seed(0)
+        network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for parameter in network.parameters():
+            matrix = parameter.ndim > 1
+            parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
+        network.save_pretrained(folder)
+        with torch.no_grad():
+            return network.double()(torch.tensor([ids])).logits[0].numpy()
+
+
+def saver(temporary: pytest.TempPathFactory, ids: Sequence[int] = IDS) -> Callable[[str], tuple[Path, np.ndarray]]:
+    """Return a function that returns the folder and the logits of a network by its name, and saves it once."""
+
+    @cache
+    def of(name: str) -> tuple[Path, np.ndarray]:
+        folder = temporary.mktemp("network")
+        return folder, save(name, folder, ids)
+
+    return of
 
 
 def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") -> Path:

@@ -27,51 +27,51 @@ class FloatPanel {
 #else
     static constexpr int kRows = 4;  // times 3 vectors of AVX2: 12 of 16 registers
 #endif
-    using Sums = float[kOutputs];
+    using Sums = float[kOutputs];  // one for each output; a row of the panel as well
 
   public:
     // Calls put(r, sums) for the products of each row of x, which begins at from(r), and of W.
     template <class From, class Put>
     static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const From& from, const Put& put) {
-        const std::int64_t room = whole_lines(sizeof(FloatPanel)), bytes = count * std::int64_t{sizeof(Sums)};
+        // The last vector of a row may have lanes that are not used.
+        const std::int64_t room = whole_lines((std::min(n, kLength) + kLanes<float>)*std::int64_t{sizeof(Sums)});
+        const std::int64_t bytes = count * std::int64_t{sizeof(Sums)};
         const Scratch scratch(room + bytes);
-        auto* const panel = scratch.at<FloatPanel>(0);
-        auto* const sums = scratch.at<Sums>(room);
+        auto *const panel = scratch.at<Sums>(0), *const sums = scratch.at<Sums>(room);
         std::memset(sums, 0, static_cast<std::size_t>(bytes));
         const std::int64_t stretches = (n + kLength - 1) / kLength;
         for (std::int64_t s = 0; s < stretches; ++s) {
             const std::int64_t begin = n * s / stretches, length = n * (s + 1) / stretches - begin;
-            panel->put(w, begin, length);
+            put_stretch(w, begin, length, panel);
             for (std::int64_t r = 0; r < count; r += kRows) {
                 const float* x[kRows];
                 for (std::int64_t i = 0; i < kRows; ++i) x[i] = from(std::min(r + i, count - 1)) + begin;
-                panel->multiply(x, length, sums + r, std::min<std::int64_t>(kRows, count - r));
+                multiply(x, length, panel, sums + r, std::min<std::int64_t>(kRows, count - r));
             }
         }
         for (std::int64_t r = 0; r < count; ++r) put(r, sums[r]);
     }
 
   private:
-    Sums values_[kLength + kFloats];  // the last vector of a row may have lanes that are not used
-
-    void put(const float* const* w, std::int64_t begin, std::int64_t length) {
+    static void put_stretch(const float* const* w, std::int64_t begin, std::int64_t length, Sums* panel) {
         for (std::int64_t i = 0; i < length; i += kLanes<float>)
             for (std::size_t c = 0; c < kOutputs; c += kFloats) {
                 Vec<float> rows[kFloats];
                 const std::int64_t n = std::min(length - i, kLanes<float>);
                 for (std::size_t o = 0; o < kFloats; ++o) rows[o] = load_some(w[c + o] + begin + i, n);
                 transpose<float>(rows);
-                for (std::size_t k = 0; k < kFloats; ++k) store(values_[static_cast<std::size_t>(i) + k] + c, rows[k]);
+                for (std::size_t k = 0; k < kFloats; ++k) store(panel[static_cast<std::size_t>(i) + k] + c, rows[k]);
             }
     }
 
     // Adds to the sums of the first `count` rows. Not inlined, because the sums need nearly all registers.
-    [[gnu::noinline]] void multiply(const float* const* x, std::int64_t length, Sums* to, std::int64_t count) const {
+    [[gnu::noinline]] static void multiply(const float* const* x, std::int64_t length, const Sums* panel, Sums* to,
+                                           std::int64_t count) {
         Vec<float> sums[kRows][kVectors];
         for_each<kRows>([&](auto r) { for_each<kVectors>([&](auto v) { sums[r][v] = Vec<float>{}; }); });
         for (std::int64_t i = 0; i < length; ++i) {
             Vec<float> w[kVectors];
-            for_each<kVectors>([&](auto v) { w[v] = load(values_[i] + v * kFloats); });
+            for_each<kVectors>([&](auto v) { w[v] = load(panel[i] + v * kFloats); });
             for_each<kRows>([&](auto r) {
                 const float a = x[r][i];
                 for_each<kVectors>([&](auto v) { sums[r][v] += a * w[v]; });

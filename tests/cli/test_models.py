@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -81,9 +80,7 @@ def test_what_is_in_a_folder(tmp_path):
     pytest.importorskip("transformers")
     import tiny_networks
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers'
-        tiny_networks.save("qwen3moe", tmp_path)
+    tiny_networks.save("qwen3moe", tmp_path)
     found = facts(tmp_path)
     assert (found["architecture"], found["tokenizer"], found["chat_template"]) == ("qwen3moe", None, False)
     assert [row["type"] for row in found["tensors"]] == ["F32"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,22 +29,6 @@ BACKENDS = {"numpy": "numpy", "array_api_strict": "array_api_strict", "jax": "ja
             "opencl": "pyopencl"}  # fmt: skip
 # Those that together have every feature, for the short run
 VARIED = ("gemma3", "gpt-oss", "qwen3moe")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the folder and the logits of a network by its name."""
-    made: dict[str, tuple[Path, np.ndarray]] = {}
-
-    def of(name: str) -> tuple[Path, np.ndarray]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp("network")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # transformers'
-                made[name] = folder, tiny_networks.save(name, folder)
-        return made[name]
-
-    return of
 
 
 def to_numpy(x: Any) -> np.ndarray:

@@ -41,7 +41,8 @@ def test_every_case_in_the_interpreter(name, dtype):
     outcomes = json.loads(done.stdout)
     failed = {case: text for case, text in outcomes.items() if text.startswith("failed")}
     assert not failed
-    assert 2 * sum(text == "passed" for text in outcomes.values()) >= len(outcomes)
+    others = [text for text in outcomes.values() if "reads no blocks of format" not in text]
+    assert 2 * others.count("passed") > len(others)
 
 
 def of(dtype, *shape):
