@@ -73,7 +73,7 @@ class FloatPanel {
             Vec<float> w[kVectors];
             for_each<kVectors>([&](auto v) { w[v] = load(panel[i] + v * kFloats); });
             for_each<kRows>([&](auto r) {
-                const float a = x[r][i];
+                const float a = load_one(x[r] + i);
                 for_each<kVectors>([&](auto v) { sums[r][v] += a * w[v]; });
             });
         }
