@@ -102,9 +102,20 @@ struct XRows {
     bool make(const float* x, char* memory, XRow<D>& row) const;
 };
 
+// Where a digit is among those of its significance in a block: with AVX512_VNNI, in the order of codes_by_group.
+template <int kGroup>
+constexpr int place_in_block(int place) {
+#if defined(__AVX512VNNI__)
+    constexpr int kRun = kGroup / 4;  // neighbours of a group in a vector
+    return place % kGroup / kRun * kCodes + place / kGroup * kRun + place % kRun;
+#else
+    return place;
+#endif
+}
+
 // Splits the integers of a vector of neighbours, which begin at `place` in a block.
-template <class D>
-inline void store_digits(I32 q, XBlock<D>& block, int place, std::int64_t group) {
+template <int kGroup, class D>
+inline void store_digits(I32 q, XBlock<D>& block, int place) {
     for_each<D::kCount>([&](auto number) {
         constexpr int d = D::kCount - 1 - static_cast<int>(number);
         if constexpr (D::kOfBytes) {
@@ -112,10 +123,8 @@ inline void store_digits(I32 q, XBlock<D>& block, int place, std::int64_t group)
             const I8 bytes = __builtin_convertvector(digit, I8);
 #if defined(__AVX512VNNI__)
             const auto* from = reinterpret_cast<const std::int8_t*>(&bytes);
-            const int run = group == 32 ? 8 : 4, in_group = place % static_cast<int>(group);
-            for (int i = 0; i < 16; i += run)
-                std::memcpy(&block.digits[d][(in_group + i) / run][place / static_cast<int>(group) * run], from + i,
-                            static_cast<std::size_t>(run));
+            for (int i = 0; i < 16; i += kGroup / 4)
+                std::memcpy(block.digits[d][0] + place_in_block<kGroup>(place + i), from + i, kGroup / 4);
 #else
             std::memcpy(block.digits[d][0] + place, &bytes, sizeof bytes);
 #endif
@@ -127,7 +136,6 @@ inline void store_digits(I32 q, XBlock<D>& block, int place, std::int64_t group)
             q = (q - digit) >> 12;
         }
     });
-    (void)group;
 }
 
 // What sums start from, for codes with an offset
@@ -174,7 +182,9 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
         for (std::int64_t k = i; k < i + kFixed; k += kLanes<float>) {
             const Vec<float> v = load(x + k) * per_unit;
             const I32 q = __builtin_convertvector(v < 0 ? v - 0.5f : v + 0.5f, I32);
-            store_digits<D>(q, blocks[k / XBlock<D>::kLength], static_cast<int>(k % XBlock<D>::kLength), group);
+            XBlock<D>& block = blocks[k / XBlock<D>::kLength];
+            const int place = static_cast<int>(k % XBlock<D>::kLength);
+            group == 32 ? store_digits<32>(q, block, place) : store_digits<16>(q, block, place);
             store(multiplied + (k - i), D::kCount == 1 ? __builtin_convertvector(q, Vec<float>) * scale : load(x + k));
         }
         for (std::int64_t k = i; k < i + kFixed; k += group) {

@@ -218,12 +218,18 @@ float careful_output(const BlockLinear& op, std::int64_t row, std::int64_t index
     return static_cast<float>(sum);
 }
 
-// Multiplies outputs of a row of x by the factor that is left, and mends those that are not finite.
+// Multiplies outputs of a row of x by the factor that is left, and mends those that are not finite. There is room for
+// whole vectors.
 void finish(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, float back, float* y) {
-    for (std::int64_t i = 0; i < width; ++i) {
-        y[i] *= back;
-        if (__builtin_expect(y[i] - y[i] != 0, 0)) y[i] = careful_output(op, row, first + i);
+    I32 is_odd{};
+    for (std::int64_t i = 0; i < width; i += kLanes<float>) {
+        const Vec<float> v = load(y + i) * back;
+        is_odd |= reinterpret_cast<I32>(v - v != 0);
+        store(y + i, v);
     }
+    if (__builtin_expect(!any(is_odd), 1)) return;
+    for (std::int64_t i = 0; i < width; ++i)
+        if (y[i] - y[i] != 0) y[i] = careful_output(op, row, first + i);
 }
 
 template <class F, class D>
@@ -264,7 +270,7 @@ bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> comp
     over_stretches(threads, (op.outputs + kOutputs - 1) / kOutputs, [&](std::int64_t unit) {
         const std::int64_t first = unit * kOutputs, width = std::min(kOutputs, op.outputs - first);
         for (std::int64_t r = 0; r < op.x.count; ++r) {
-            float y[kOutputs];
+            float y[kOutputs] = {};
             compute(op, rows[r], first, width, y);
             finish(op, r, first, width, rows[r].back, y);
             put_outputs(op, r, first, width, y);
@@ -282,56 +288,55 @@ template <class D>
 struct PanelSteps {
     void (*fill_piece)(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t vector,
                        std::int64_t piece, const Panel& to);
-    void (*multiply)(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
-                     std::int64_t groups, float (*y)[kPanelOutputs]);
+    void (*multiply)(const XTile<D>& x, const Panel& panel, std::int64_t groups, float (*y)[kPanelOutputs]);
 };
 
 template <class D>
 bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSteps<D>& steps, int threads) {
-    constexpr int kRows = kPanelRowsAtOnce<D>;
+    using Tile = XTile<D>;
+    constexpr std::int64_t kRows = Tile::kRows;
     const std::int64_t group = conversion.group, groups = op.x.length / group;
-    const std::int64_t count = std::min(op.x.count, kPanelRows);
-    const std::int64_t starts_bytes = whole_lines(groups * static_cast<std::int64_t>(sizeof(GroupStart<D>)));
-    const std::int64_t x_room = conversion.room() + starts_bytes, panel_room = Panel::room(conversion.pieces, group);
-    const std::int64_t of_member = std::max(panel_room, wide_room(op));  // one after the other
-    const Scratch scratch(count * x_room + threads * of_member);
-    const auto rows = std::make_unique<XRow<D>[]>(static_cast<std::size_t>(count));
-    const auto starts_of = [&](std::int64_t r) { return scratch.at<GroupStart<D>>(r * x_room + conversion.room()); };
+    const std::int64_t count = std::min((op.x.count + kRows - 1) / kRows, kPanelRows / kRows);
+    const std::int64_t tile_room = Tile::room(op.x.length, group);
+    const std::int64_t of_member =  // one after the other
+        std::max(Panel::room(conversion.pieces, group), conversion.room() + wide_room(op));
+    const Scratch scratch(count * tile_room + threads * of_member);
+    const auto tiles = std::make_unique<Tile[]>(static_cast<std::size_t>(count));
     Interruption* const at = interruption;
-    for (std::int64_t begin = 0; begin < op.x.count; begin += count) {
-        const std::int64_t here = std::min(count, op.x.count - begin);
+    for (std::int64_t begin = 0; begin < op.x.count; begin += count * kRows) {
+        const std::int64_t here = std::min(count * kRows, op.x.count - begin), used = (here + kRows - 1) / kRows;
         std::atomic<bool> are_made{true};
-        over_shares(std::min<int>(threads, static_cast<int>(here)), here, 1, [&](Share share) {
-            for (std::int64_t r = share.begin; r < share.end; ++r) {
-                char* memory = scratch.at<char>(r * x_room);
-                auto* wide = scratch.at<float>(count * x_room + share.member * of_member);
-                if (!make_row(op, begin + r, conversion, wide, memory, rows[r])) {
-                    are_made = false;
-                    return;
+        over_shares(std::min<int>(threads, static_cast<int>(used)), used, 1, [&](Share share) {
+            char* memory = scratch.at<char>(count * tile_room + share.member * of_member);
+            for (std::int64_t t = share.begin; t < share.end; ++t) {
+                tiles[t].place(scratch.at<char>(t * tile_room), op.x.length, group);
+                const std::int64_t height = std::min(kRows, here - t * kRows);
+                if (height < kRows) std::memset(tiles[t].digits, 0, static_cast<std::size_t>(tile_room));
+                for (std::int64_t r = 0; r < height; ++r) {
+                    XRow<D> row;
+                    auto* wide = reinterpret_cast<float*>(memory + conversion.room());
+                    if (!make_row(op, begin + t * kRows + r, conversion, wide, memory, row)) {
+                        are_made = false;
+                        return;
+                    }
+                    tiles[t].put(static_cast<int>(r), row, op.x.length, group);
                 }
-                for (std::int64_t g = 0; g < groups; ++g)
-                    for (int d = 0; d < D::kCount; ++d) starts_of(r)[g].of_digit[d] = start_of(rows[r], g, group, d);
             }
         });
         if (!are_made) return false;
         over_pieces(threads, (op.outputs + kPanelOutputs - 1) / kPanelOutputs, [&](std::int64_t piece, int member) {
             const std::int64_t first = piece * kPanelOutputs, width = std::min(kPanelOutputs, op.outputs - first);
             if (leaves(at, matrix_work(here, width, op.x.length, 1))) return;
-            const Panel panel(scratch.at<char>(count * x_room + member * of_member), conversion.pieces, group);
+            const Panel panel(scratch.at<char>(count * tile_room + member * of_member), conversion.pieces, group);
             for (std::int64_t v = 0; v < kPanelVectors; ++v)
                 for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, v, k, panel);
-            for (std::int64_t r = 0; r < here; r += kRows) {
-                const XRow<D>* x[kRows];
-                const GroupStart<D>* starts[kRows];
-                for (std::int64_t i = 0; i < kRows; ++i) {
-                    x[i] = &rows[std::min(r + i, here - 1)];
-                    starts[i] = starts_of(std::min(r + i, here - 1));
-                }
+            for (std::int64_t t = 0; t < used; ++t) {
                 float y[kRows][kPanelOutputs];
-                steps.multiply(x, starts, panel, groups, y);
-                for (std::int64_t i = 0; i < std::min<std::int64_t>(kRows, here - r); ++i) {
-                    finish(op, begin + r + i, first, width, x[i]->back, y[i]);
-                    put_outputs(op, begin + r + i, first, width, y[i]);
+                steps.multiply(tiles[t], panel, groups, y);
+                for (std::int64_t r = 0; r < std::min(kRows, here - t * kRows); ++r) {
+                    const std::int64_t row = begin + t * kRows + r;
+                    finish(op, row, first, width, tiles[t].back[r], y[r]);
+                    put_outputs(op, row, first, width, y[r]);
                 }
             }
         });
@@ -367,7 +372,7 @@ bool products_of(const BlockLinear& op, int threads) {
                                          &panel_products<F::kGroup, F::kHasMinima, kPlain, kHasSigns<F>, OfPanels>};
         XRows<OfPanels> conversion(F{}, op.x.length);
         if (kHasSigns<F>) conversion.offset = 0;
-        return many_rows<OfPanels>(op, conversion, steps, threads);
+        return many_rows(op, conversion, steps, threads);
     }
 #endif
     return false;

@@ -129,49 +129,7 @@ void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, s
     }
 }
 
-// What the sums of a group start from, for each digit
-template <class D>
-struct GroupStart {
-    std::int32_t of_digit[D::kCount];
-};
-
-// The digits of a group, after its number among all, and the sums of what its lanes start from
-#if defined(__AVX512VNNI__)
-template <int kGroup, class D>
-inline const std::int8_t* digits_of(const XRow<D>& x, std::int64_t g) {
-    return x.blocks[g * kGroup / kPiece].digits[0][0] + g * kGroup % kPiece / 4;
-}
-// Where the i-th four of them are, after the first
-template <int kGroup>
-constexpr int place_of_four(int i) {
-    return kGroup == 32 ? i / 2 * 64 + i % 2 * 4 : i * 64;
-}
-template <class D>
-inline std::int32_t start_of(const XRow<D>& x, std::int64_t g, std::int64_t group, int d) {
-    const std::int32_t* from = x.blocks[g * group / kPiece].start[d] + g * group % kPiece / 16;
-    return std::accumulate(from, from + group / 16, 0);
-}
-#else
-template <int kGroup, class D>
-inline const std::int8_t* digits_of(const XRow<D>& x, std::int64_t g) {
-    constexpr int kLength = XBlock<D>::kLength;
-    return x.blocks[g * kGroup / kLength].digits[0][0] + g * kGroup % kLength;
-}
-template <int kGroup>
-constexpr int place_of_four(int i) {
-    return 4 * i;
-}
-template <class D>
-inline std::int32_t start_of(const XRow<D>& x, std::int64_t g, std::int64_t group, int d) {
-    if (kSignedCodes) return 0;
-    const std::int32_t* from = x.blocks[g * group / kCodes].start[d] + g * group % kCodes / 4;
-    return std::accumulate(from, from + group / 4, 0);
-}
-#endif
-
-inline std::int32_t load_four(const std::int8_t* digits) { return load_bits<std::int32_t>(digits); }
-
-// How many rows a panel is multiplied by at once
+// How many rows a panel is multiplied by at once: with as many sums as registers hold
 #if defined(__AVX512VNNI__)
 template <class D>
 inline constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
@@ -183,18 +141,82 @@ template <class D>
 inline constexpr int kPanelRowsAtOnce = 4;
 #endif
 
-// A panel times some rows. `groups_sum(g, to)` gives the sums of a group as float32, without scales.
-template <int kGroup, bool kHasMinima, class D, class Sums>
-inline __attribute__((always_inline)) void scaled_sums(const XRow<D>* const* x, const Panel& panel, std::int64_t groups,
+// A unit of a row's digits follows that of the row before, so that a tile is read in order. It is as long as what is
+// loaded of a row at a time: with AArch64, a register.
+#if defined(__ARM_FEATURE_DOTPROD)
+inline constexpr int kUnitBytes = 16;
+#else
+inline constexpr int kUnitBytes = 4;
+#endif
+
+// The rows of x that a panel is multiplied by at once
+template <class D>
+struct XTile {
+    static constexpr int kRows = kPanelRowsAtOnce<D>;
+
+    std::int8_t* digits;
+    std::int32_t* starts;  // of sums of products with each digit, group by group, as the scales are
+    float *scales, *sums;
+    float back[kRows];
+
+    static std::int64_t room(std::int64_t length, std::int64_t group) {
+        const std::int64_t factors = length / group * static_cast<std::int64_t>(sizeof(float));
+        return whole_lines(kRows * (length * D::kCount + factors * (D::kCount + 2)));
+    }
+    void place(char* memory, std::int64_t length, std::int64_t group) {
+        digits = reinterpret_cast<std::int8_t*>(memory);
+        starts = reinterpret_cast<std::int32_t*>(memory + kRows * length * D::kCount);
+        scales = reinterpret_cast<float*>(starts + kRows * (length / group) * D::kCount);
+        sums = scales + kRows * (length / group);
+    }
+
+    // Takes the r-th row.
+    void put(int r, const XRow<D>& x, std::int64_t length, std::int64_t group) {
+        group == 32 ? put_groups<32>(r, x, length) : put_groups<16>(r, x, length);
+        back[r] = x.back;
+    }
+
+  private:
+    template <int kGroup>
+    void put_groups(int r, const XRow<D>& x, std::int64_t length) {
+        std::int8_t* to = digits + r * kUnitBytes;
+        for (std::int64_t g = 0; g < length / kGroup; ++g) {
+            const int begin = static_cast<int>(g * kGroup % XBlock<D>::kLength);
+            const XBlock<D>& block = x.blocks[g * kGroup / XBlock<D>::kLength];
+            for (int k = 0; k < kGroup; k += kUnitBytes)
+                for (int d = 0; d < D::kCount; ++d, to += kRows * kUnitBytes)
+                    std::memcpy(to, block.digits[d][0] + place_in_block<kGroup>(begin + k), kUnitBytes);
+            for (int d = 0; d < D::kCount; ++d) {
+                const std::int32_t* lanes = block.start[d] + begin / kStartCodes;
+                starts[(g * D::kCount + d) * kRows + r] =
+                    kSignedCodes ? 0 : std::accumulate(lanes, lanes + kGroup / kStartCodes, 0);
+            }
+            scales[g * kRows + r] = x.scales[g];
+            sums[g * kRows + r] = x.sums[g];
+        }
+    }
+
+    // Codes in a lane of what sums start from: with AVX512_VNNI, those of all vectors of a piece
+#if defined(__AVX512VNNI__)
+    static constexpr int kStartCodes = 16;
+#else
+    static constexpr int kStartCodes = 4;
+#endif
+};
+
+// A panel times the rows of a tile. `sums_of_group(g, to)` gives the sums of a group as float32, without scales.
+template <bool kHasMinima, class X, class Sums>
+inline __attribute__((always_inline)) void scaled_sums(const X& x, const Panel& panel, std::int64_t groups,
                                                        float (*y)[kPanelOutputs], Sums sums_of_group) {
-    constexpr int kRows = kPanelRowsAtOnce<D>;
+    constexpr int kRows = X::kRows;
     Total<float> total[kRows][kPanelVectors];
     for (std::int64_t g = 0; g < groups;) {
         Vec<float> sum[kRows][kPanelVectors] = {};
         for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
+            const float *scales = x.scales + g * kRows, *sums = x.sums + g * kRows;
             const auto put = [&](int r, int v, Vec<float> value, Vec<float> s, Vec<float> m) TENSOROPS_INLINED {
-                sum[r][v] += value * (s * x[r]->scales[g]);
-                if (kHasMinima) sum[r][v] += m * x[r]->sums[g];
+                sum[r][v] += value * (s * scales[r]);
+                if (kHasMinima) sum[r][v] += m * sums[r];
             };
             sums_of_group(g, [&](auto&& value_of) TENSOROPS_INLINED {
 #pragma GCC unroll 2
@@ -217,15 +239,13 @@ inline __attribute__((always_inline)) void scaled_sums(const XRow<D>* const* x, 
 
 #if defined(TENSOROPS_DOTS)
 
-// Digits of kDotRows rows, as they are loaded, for one instruction or several: dot<i> adds the products of the i-th.
+// A unit of digits of kDotRows rows, for one instruction or several: dot<i> adds the products of the i-th.
 struct LoadedDigits {
 #if defined(__AVX512VNNI__)
     static constexpr int kDots = 1;
     __m512i four;
 
-    void load(const std::int8_t* const* rows, std::int64_t place) {
-        four = _mm512_set1_epi32(load_four(rows[0] + place));
-    }
+    explicit LoadedDigits(const std::int8_t* at) : four(_mm512_set1_epi32(load_bits<std::int32_t>(at))) {}
     template <int>
     I32 dot(I32 sums, Codes codes) const {
         return reinterpret_cast<I32>(
@@ -235,9 +255,8 @@ struct LoadedDigits {
     static constexpr int kDots = 2;
     int8x16_t eights[kDots];
 
-    void load(const std::int8_t* const* rows, std::int64_t place) {
-        const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(rows[0] + place));
-        const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(rows[1] + place));
+    explicit LoadedDigits(const std::int8_t* at) {
+        const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(at)), b = vreinterpretq_s64_s8(vld1q_s8(at + kUnitBytes));
         eights[0] = vreinterpretq_s8_s64(vzip1q_s64(a, b));
         eights[1] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
     }
@@ -250,7 +269,7 @@ struct LoadedDigits {
     static constexpr int kDots = 4;
     int8x16_t fours;
 
-    void load(const std::int8_t* const* rows, std::int64_t place) { fours = vld1q_s8(rows[0] + place); }
+    explicit LoadedDigits(const std::int8_t* at) : fours(vld1q_s8(at)) {}
     template <int i>
     I32 dot(I32 sums, Codes codes) const {
         return reinterpret_cast<I32>(
@@ -271,40 +290,35 @@ inline I32 sums_of_row([[maybe_unused]] int row, const I32* sums) {
 
 // Not inlined, because the sums need nearly all registers.
 template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
-[[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
-                                      std::int64_t groups, float (*y)[kPanelOutputs]) {
-    constexpr int kRows = kPanelRowsAtOnce<D>, kBands = kRows / kDotRows, kDots = LoadedDigits::kDots;
+[[gnu::noinline]] void panel_products(const XTile<D>& x, const Panel& panel, std::int64_t groups,
+                                      float (*y)[kPanelOutputs]) {
+    constexpr int kRows = XTile<D>::kRows, kBands = kRows / kDotRows, kDots = LoadedDigits::kDots;
     constexpr int kTiles = static_cast<int>(kPanelOutputs) / kDotOutputs;
-    const char* words = panel.words;
-    scaled_sums<kGroup, kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
+    constexpr bool kStarts = !kHasMinima && !kSigns;  // codes with minima have no offset
+    scaled_sums<kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
+        const char* words = panel.words + g * kGroup * kPanelOutputs;
+        const std::int8_t* digits = x.digits + g * kGroup * D::kCount * kRows;
+        const std::int32_t* starts = x.starts + g * D::kCount * kRows;
         I32 q[kBands][D::kCount][kTiles];
-        LoadedDigits loaded[kBands][D::kCount];
-        const std::int8_t* digits[kRows];
-#pragma GCC unroll 12
-        for (int r = 0; r < kRows; ++r) digits[r] = digits_of<kGroup>(*x[r], g);
 #pragma GCC unroll 12
         for (int b = 0; b < kBands; ++b)
 #pragma GCC unroll 4
             for (int d = 0; d < D::kCount; ++d)
 #pragma GCC unroll 4
-                for (int t = 0; t < kTiles; ++t) q[b][d][t] = I32{} + (kSigns ? 0 : starts[b][g].of_digit[d]);
+                for (int t = 0; t < kTiles; ++t) q[b][d][t] = I32{} + (kStarts ? starts[d * kRows + b] : 0);
         for_each<kGroup / kDotInputs>([&](auto number) TENSOROPS_INLINED {
-            constexpr int i = static_cast<int>(number);
+            constexpr int i = static_cast<int>(number), unit = i / kDots;
             Codes codes[kTiles];
 #pragma GCC unroll 4
-            for (int t = 0; t < kTiles; ++t) codes[t] = load_bits<Codes>(words + t * kCodes);
+            for (int t = 0; t < kTiles; ++t) codes[t] = load_bits<Codes>(words + i * kWords + t * kCodes);
 #pragma GCC unroll 12
             for (int b = 0; b < kBands; ++b)
 #pragma GCC unroll 4
                 for (int d = 0; d < D::kCount; ++d) {
-                    if constexpr (i % kDots == 0)
-                        loaded[b][d].load(digits + kDotRows * b,
-                                          kPiece * d + place_of_four<kGroup>(i * kDotInputs / 4));
+                    const LoadedDigits loaded(digits + ((unit * D::kCount + d) * kRows + b * kDotRows) * kUnitBytes);
 #pragma GCC unroll 4
-                    for (int t = 0; t < kTiles; ++t)
-                        q[b][d][t] = loaded[b][d].template dot<i % kDots>(q[b][d][t], codes[t]);
+                    for (int t = 0; t < kTiles; ++t) q[b][d][t] = loaded.template dot<i % kDots>(q[b][d][t], codes[t]);
                 }
-            words += kWords;
         });
         give([&](int r, int v) TENSOROPS_INLINED {
             I32 sums[D::kCount];
@@ -323,31 +337,29 @@ template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
 
 // kPlain: how many fours of codes have sums of products that fit 16 bits
 template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
-[[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
-                                      std::int64_t groups, float (*y)[kPanelOutputs]) {
-    constexpr int kRows = kPanelRowsAtOnce<D>;
-    const char* words = panel.words;
-    scaled_sums<kGroup, kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
+[[gnu::noinline]] void panel_products(const XTile<D>& x, const Panel& panel, std::int64_t groups,
+                                      float (*y)[kPanelOutputs]) {
+    constexpr int kRows = XTile<D>::kRows;
+    scaled_sums<kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
+        const char* words = panel.words + g * kGroup * kPanelOutputs;
+        const std::int8_t* digits = x.digits + g * kGroup * kRows;
         __m256i sums[kRows][kPanelVectors];
-        const std::int8_t* digits[kRows];
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-            digits[r] = digits_of<kGroup>(*x[r], g);
-            sums[r][0] = sums[r][1] = _mm256_set1_epi32(starts[r][g].of_digit[0]);
-        }
+        for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm256_set1_epi32(x.starts[g * kRows + r]);
 #pragma GCC unroll 8
         for (int begin = 0; begin < kGroup / 4; begin += kPlain) {
             __m256i pairs[kRows][kPanelVectors];
 #pragma GCC unroll 8
-            for (int i = begin; i < begin + kPlain; ++i, words += kWords) {
+            for (int i = begin; i < begin + kPlain; ++i) {
                 __m256i codes[kPanelVectors], sizes[kPanelVectors];
                 for (int v = 0; v < kPanelVectors; ++v) {
-                    codes[v] = load_bits<__m256i>(words + 32 * v);
+                    codes[v] = load_bits<__m256i>(words + i * kWords + 32 * v);
                     sizes[v] = kSigns ? _mm256_abs_epi8(codes[v]) : codes[v];
                 }
 #pragma GCC unroll 4
                 for (int r = 0; r < kRows; ++r) {
-                    const __m256i all = _mm256_set1_epi32(load_four(digits[r] + place_of_four<kGroup>(i)));
+                    const __m256i all =
+                        _mm256_set1_epi32(load_bits<std::int32_t>(digits + (i * kRows + r) * kUnitBytes));
 #pragma GCC unroll 2
                     for (int v = 0; v < kPanelVectors; ++v) {
                         const __m256i with_signs = kSigns ? _mm256_sign_epi8(all, codes[v]) : all;
