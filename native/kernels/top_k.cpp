@@ -90,7 +90,7 @@ using Index = typename CandidateOf<C>::Index;
 // The lanes in which a comparison's result is true, as bits, the first lane's last
 template <class M>
 inline std::uint32_t bits_of_lanes(M mask) {
-    constexpr bool narrow = sizeof(mask[0]) == 4;
+    [[maybe_unused]] constexpr bool narrow = sizeof(mask[0]) == 4;
 #if defined(__AVX512F__)
     const auto lanes = reinterpret_cast<__m512i>(mask);
     return narrow ? _mm512_movepi32_mask(lanes) : _mm512_movepi64_mask(lanes);
