@@ -77,6 +77,22 @@ inline Factors<8> halves_at(const std::uint8_t* p) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// Eight pairs of halves that are kStride bytes apart
+template <int kStride>
+inline Vec<float> pairs_at(const std::uint8_t* p) {
+    const auto two = [p](int first) {
+        return static_cast<long long>(in_order(load_32(p + first * kStride), load_32(p + (first + 1) * kStride)));
+    };
+    return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(_mm256_setr_epi64x(two(0), two(2), two(4), two(6))));
+}
+
+// A pair of halves, eight times
+inline Vec<float> pair_at(std::uint32_t halves) {
+    return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(_mm256_set1_epi32(static_cast<int>(halves))));
+}
+#endif
+
 // Signed bytes times a factor, eight or sixteen of them
 template <int kGroups>
 inline Factors<kGroups> bytes_times(float factor, std::uint64_t low, std::uint64_t high = 0) {

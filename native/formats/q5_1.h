@@ -12,6 +12,9 @@ struct q5_1 : BlockDefaults {
     static constexpr int fifth_bits(int eight) { return 4 + eight; }
     static Factors<8> scales(const std::uint8_t* p) { return halves_at<kBytes>(p); }
     static Factors<8> minima(const std::uint8_t* p) { return halves_at<kBytes>(p + 2); }
+#if defined(__AVX512F__)
+    static Vec<float> pairs(const std::uint8_t* p) { return pairs_at<kBytes>(p); }
+#endif
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -12,6 +12,9 @@ struct q5_k : BlockDefaults {
     static constexpr Field high(int eight) { return {16 + eight % 4 * 8, eight / 4}; }
     static Factors<8> scales(const std::uint8_t* p) { return q4_k::scales(p); }
     static Factors<8> minima(const std::uint8_t* p) { return q4_k::minima(p); }
+#if defined(__AVX512F__)
+    static Vec<float> pairs(const std::uint8_t* p) { return q4_k::pairs(p); }
+#endif
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

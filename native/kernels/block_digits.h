@@ -68,12 +68,21 @@ struct XBlock {
 
 #endif
 
+// Whether the scales and minima of a piece come as one vector, group by group: with AVX512_VNNI, for groups of 32
+template <class F>
+#if defined(__AVX512VNNI__)
+inline constexpr bool kHasPairs = F::kHasMinima && F::kGroup == 32;
+#else
+inline constexpr bool kHasPairs = false;
+#endif
+
 // A row of x. Scales and sums are multiplied by a power of two, so that the largest scale is about 1 and products with
 // tiny scales of weights are not below the normal numbers; outputs are multiplied by `back`.
 template <class D>
 struct XRow {
     const XBlock<D>* blocks;
     const float *scales, *sums;  // of the groups of weights
+    const float* pairs;          // both, group by group, if kHasPairs
     float back;
 };
 
@@ -83,7 +92,7 @@ struct XRows {
     static constexpr int kBlocks = kPiece / XBlock<D>::kLength;  // of a piece
     std::int64_t length, group, pieces, blocks_bytes, factors;   // `factors`: the number of scales, with some to spare
     std::int32_t offset;                                         // of codes
-    bool has_minima;
+    bool has_minima, has_pairs;
 
     template <class F>
     XRows(F, std::int64_t n)
@@ -93,9 +102,10 @@ struct XRows {
           blocks_bytes(whole_lines(pieces * kBlocks * static_cast<std::int64_t>(sizeof(XBlock<D>)))),
           factors(pieces * kPiece / group + 16),
           offset(kSignedCodes ? 0 : F::kOffset),
-          has_minima(F::kHasMinima) {}
+          has_minima(F::kHasMinima),
+          has_pairs(kHasPairs<F>) {}
     std::int64_t room() const {
-        return blocks_bytes + whole_lines(2 * factors * static_cast<std::int64_t>(sizeof(float)));
+        return blocks_bytes + whole_lines((has_pairs ? 4 : 2) * factors * static_cast<std::int64_t>(sizeof(float)));
     }
 
     // Converts a row; false if some x is too large or too small for a scale.
@@ -201,7 +211,12 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
     std::frexp(largest_scale, &exponent);
     const float unit = std::ldexp(1.0f, -exponent);
     for (std::int64_t k = 0; k < 2 * factors; ++k) scales[k] *= unit;
-    row = {blocks, scales, sums, std::ldexp(1.0f, exponent)};
+    float* pairs = sums + factors;
+    for (std::int64_t k = 0; has_pairs && k < factors; ++k) {
+        pairs[2 * k] = scales[k];
+        pairs[2 * k + 1] = sums[k];
+    }
+    row = {blocks, scales, sums, pairs, std::ldexp(1.0f, exponent)};
     return true;
 }
 

@@ -46,6 +46,7 @@ inline __attribute__((always_inline)) Codes added_codes(const std::uint8_t* p) {
 template <class F, int n>
 inline Vec<float> scales_of_lanes(const Factors<kPiece / F::kGroup>& scales) {
     const Vec<float> s = scales.vector[n];
+    if constexpr (kHasPairs<F>) return reinterpret_cast<Vec<float>>(_mm512_moveldup_ps(reinterpret_cast<__m512>(s)));
     return F::kGroup == 32 ? chosen(s, numbers_of_lanes(std::make_index_sequence<kFloats>{}) / 2) : s;
 }
 #else
@@ -77,7 +78,7 @@ inline __attribute__((always_inline)) Vec<float> value_of(const I32 (&sums)[D::k
 // Adds the products of a piece.
 template <class F, class D>
 inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, const XBlock<D>* x, const float* scales,
-                                                     Vec<float> (&sum)[2]) {
+                                                     Vec<float> (&sum)[2], Vec<float>& minima) {
     Factors<kPiece / F::kGroup> s;
     for_each<kPiece / kCodes / kAdded<F>>([&](auto number) TENSOROPS_INLINED {
         constexpr int n = static_cast<int>(number);
@@ -91,8 +92,13 @@ inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, cons
             for (int d = 0; d < D::kCount; ++d) sums[d] = dot(sums[d], q, x->digits[d][j]);
         });
         if constexpr (n == 0) {  // not before, which takes GCC up to a fifth more instructions for AVX-512
-            s = F::scales(p);
-            for (int k = 0; k < s.kVectors; ++k) s.vector[k] *= load(scales + k * static_cast<int>(kFloats));
+            if constexpr (kHasPairs<F>) {
+                s.vector[0] = F::pairs(p) * load(scales);
+                minima += s.vector[0];
+            } else {
+                s = F::scales(p);
+                for (int k = 0; k < s.kVectors; ++k) s.vector[k] *= load(scales + k * static_cast<int>(kFloats));
+            }
         }
         sum[n % 2] += value_of<F, D>(sums) * scales_of_lanes<F, n>(s);
     });
@@ -152,7 +158,7 @@ inline I32 groups_of_lanes() {
 
 template <class F, class D>
 inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, const XBlock<D>* x, const float* scales,
-                                                     Vec<float> (&sum)[2]) {
+                                                     Vec<float> (&sum)[2], Vec<float>&) {
     Factors<kPiece / F::kGroup> s = F::scales(p);
     for (int k = 0; k < s.kVectors; ++k) s.vector[k] *= load(scales + k * static_cast<int>(kFloats));
     for_each<kPiece / kCodes>([&](auto number) TENSOROPS_INLINED {
@@ -173,8 +179,9 @@ inline __attribute__((always_inline)) float output(const std::uint8_t* weight, c
     Total<float> total;
     Vec<float> sum[2] = {}, minima{};
     const auto add = [&](const std::uint8_t* p, std::int64_t piece) TENSOROPS_INLINED {
-        add_piece<F>(p, x.blocks + piece * XRows<D>::kBlocks, x.scales + piece * kGroups, sum);
-        if constexpr (F::kHasMinima) {
+        const float* factors = kHasPairs<F> ? x.pairs + 2 * piece * kGroups : x.scales + piece * kGroups;
+        add_piece<F>(p, x.blocks + piece * XRows<D>::kBlocks, factors, sum, minima);
+        if constexpr (F::kHasMinima && !kHasPairs<F>) {
             const Factors<kGroups> m = F::minima(p);
             for (int k = 0; k < m.kVectors; ++k)
                 minima += m.vector[k] * load(x.sums + piece * kGroups + k * static_cast<int>(kFloats));
@@ -194,6 +201,7 @@ inline __attribute__((always_inline)) float output(const std::uint8_t* weight, c
             }
             add(p, piece);
         }
+        if constexpr (kHasPairs<F>) minima = odd_lanes_alone(minima);
         if (__builtin_expect(pieces <= kAddedPlainly, 1)) return sum_of_lanes<float>(sum[0] + sum[1] + minima);
         total.add(sum[0] + sum[1] + minima);
         if (piece == pieces) return total.value();

@@ -39,6 +39,11 @@ inline V alternate(V a, V b, std::index_sequence<k...>) {
     return pick(a, b, std::index_sequence<kHalf*(n / 2) + k / 2 + k % 2 * n...>{});
 }
 
+// Every other lane, and 0 before it
+inline Vec<float> odd_lanes_alone(Vec<float> v) {
+    return (numbers_of_lanes(std::make_index_sequence<kFloats>{}) & 1) != 0 ? v : Vec<float>{};
+}
+
 // Indices of lanes as `chosen` takes them; a constant added to each is multiplied by kIndexUnit.
 #if defined(__AVX2__)
 inline constexpr std::int32_t kIndexUnit = 1;
