@@ -171,10 +171,11 @@ inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, cons
 
 #endif
 
-// One output for one row of x.
+// One output for one row of x. Up to `readable`, what follows a row may be read with its last piece: x is 0 there, and
+// a scale that is not finite gives an output that is mended.
 template <class F, class D>
-inline __attribute__((always_inline)) float output(const std::uint8_t* weight, const XRow<D>& x, std::int64_t length,
-                                                   std::int64_t ahead) {
+inline __attribute__((always_inline)) float output(const std::uint8_t* weight, const std::uint8_t* readable,
+                                                   const XRow<D>& x, std::int64_t length, std::int64_t ahead) {
     constexpr int kGroups = kPiece / F::kGroup, kPieceBytes = kPiece / F::kElements * F::kBytes;
     Total<float> total;
     Vec<float> sum[2] = {}, minima{};
@@ -192,7 +193,7 @@ inline __attribute__((always_inline)) float output(const std::uint8_t* weight, c
     for (std::int64_t piece = 0;;) {
         for (const std::int64_t end = std::min(piece + kAddedPlainly, pieces); piece < end; ++piece) {
             const std::uint8_t* p = weight + piece * kPieceBytes;
-            if (__builtin_expect(rest != 0 && piece + 1 == pieces, 0)) {
+            if (__builtin_expect(readable - p < kPieceBytes, 0)) {
                 std::memset(last, 0, sizeof last);
                 std::memcpy(last, p, static_cast<std::size_t>(rest / F::kElements * F::kBytes));
                 p = last;
@@ -244,9 +245,12 @@ template <class F, class D>
 [[gnu::noinline]] void outputs(const BlockLinear& op, const XRow<D>& x, std::int64_t first, std::int64_t width,
                                float* y) {
     const std::int64_t bytes = op.x.length / F::kElements * F::kBytes, ahead = (kAhead / bytes + 1) * op.weight_stride;
-    for (std::int64_t i = 0; i < width; ++i)
-        y[i] = output<F, D>(reinterpret_cast<const std::uint8_t*>(op.weight + (first + i) * op.weight_stride), x,
-                            op.x.length, ahead);
+    const auto* weight = reinterpret_cast<const std::uint8_t*>(op.weight);
+    const std::uint8_t* end = weight + op.outputs * bytes;
+    for (std::int64_t i = 0; i < width; ++i) {
+        const std::uint8_t* row = weight + (first + i) * op.weight_stride;
+        y[i] = output<F, D>(row, op.weight_stride == bytes ? end : row + bytes, x, op.x.length, ahead);
+    }
 }
 
 // Memory in which a row of half types becomes float32

@@ -87,6 +87,19 @@ def test_rows_with_gaps_and_other_axes(name, target):
     assert errors(y, x, decode(name, stored[::2])).max() < BOUNDS["highest"]
 
 
+def test_rows_beside_damaged_ones(name, target):
+    """Kernels may read the next row with the last blocks of one: whatever is there changes nothing."""
+    columns = 3 * FORMATS[name][0]
+    stored = there(name, 9, columns)
+    damaged = stored.copy()
+    damaged[1::2] = 0xFF  # every scale is NaN
+    x = np.random.default_rng(7).standard_normal((2, columns), dtype=np.float32)
+    for precision in ("highest", "low"):
+        with np.errstate(all="ignore"):
+            y = computed(x, damaged, format=name, precision=precision)
+        assert errors(y[:, ::2], x, decode(name, stored[::2])).max() < BOUNDS[precision]
+
+
 def test_extreme_numbers_of_x(name, target):
     """Those that have no scale of their own: the weights themselves are multiplied."""
     stored = there(name, 5, 256)
