@@ -220,4 +220,18 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
     return true;
 }
 
+// Memory in which a row of half types becomes float32
+inline std::int64_t wide_room(const Rows& x, Dtype dtype) {
+    return dtype == Dtype::float32 ? 0 : whole_lines(x.length * static_cast<std::int64_t>(sizeof(float)));
+}
+
+// Converts a row of x; false if some of it is too large or too small for a scale; so below.
+template <class D>
+bool make_row(const Rows& x, Dtype dtype, std::int64_t index, const XRows<D>& conversion, float* wide, char* memory,
+              XRow<D>& row) {
+    if (dtype == Dtype::float32) return conversion.make(reinterpret_cast<const float*>(x.row(index)), memory, row);
+    widen(dtype, x.row(index), wide, x.length);
+    return conversion.make(wide, memory, row);
+}
+
 }  // namespace tensorops::TENSOROPS_TARGET

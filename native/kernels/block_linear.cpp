@@ -253,31 +253,17 @@ template <class F, class D>
     }
 }
 
-// Memory in which a row of half types becomes float32
-std::int64_t wide_room(const BlockLinear& op) {
-    return op.x_dtype == Dtype::float32 ? 0 : whole_lines(op.x.length * static_cast<std::int64_t>(sizeof(float)));
-}
-
-// Converts a row of x; false if some of it is too large or too small for a scale; so below.
-template <class D>
-bool make_row(const BlockLinear& op, std::int64_t index, const XRows<D>& conversion, float* wide, char* memory,
-              XRow<D>& row) {
-    const char* x = op.x.row(index);
-    if (op.x_dtype == Dtype::float32) return conversion.make(reinterpret_cast<const float*>(x), memory, row);
-    widen(op.x_dtype, x, wide, op.x.length);
-    return conversion.make(wide, memory, row);
-}
-
 template <class D>
 using Outputs = void (*)(const BlockLinear& op, const XRow<D>& x, std::int64_t first, std::int64_t width, float* y);
 
 template <class D>
 bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> compute, int threads) {
     const std::int64_t room = conversion.room();
-    const Scratch scratch(op.x.count * room + wide_room(op));
+    const Scratch scratch(op.x.count * room + wide_room(op.x, op.x_dtype));
     XRow<D> rows[kFewRowsWithoutPanels];
     for (std::int64_t r = 0; r < op.x.count; ++r)
-        if (!make_row(op, r, conversion, scratch.at<float>(op.x.count * room), scratch.at<char>(r * room), rows[r]))
+        if (!make_row(op.x, op.x_dtype, r, conversion, scratch.at<float>(op.x.count * room), scratch.at<char>(r * room),
+                      rows[r]))
             return false;
     over_stretches(threads, (op.outputs + kOutputs - 1) / kOutputs, [&](std::int64_t unit) {
         const std::int64_t first = unit * kOutputs, width = std::min(kOutputs, op.outputs - first);
@@ -305,55 +291,15 @@ struct PanelSteps {
 
 template <class D>
 bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSteps<D>& steps, int threads) {
-    using Tile = XTile<D>;
-    constexpr std::int64_t kRows = Tile::kRows;
-    const std::int64_t group = conversion.group, groups = op.x.length / group;
-    const std::int64_t count = std::min((op.x.count + kRows - 1) / kRows, kPanelRows / kRows);
-    const std::int64_t tile_room = Tile::room(op.x.length, group);
-    const std::int64_t of_member =  // one after the other
-        std::max(Panel::room(conversion.pieces, group), conversion.room() + wide_room(op));
-    const Scratch scratch(count * tile_room + threads * of_member);
-    const auto tiles = std::make_unique<Tile[]>(static_cast<std::size_t>(count));
-    Interruption* const at = interruption;
-    for (std::int64_t begin = 0; begin < op.x.count; begin += count * kRows) {
-        const std::int64_t here = std::min(count * kRows, op.x.count - begin), used = (here + kRows - 1) / kRows;
-        std::atomic<bool> are_made{true};
-        over_shares(std::min<int>(threads, static_cast<int>(used)), used, 1, [&](Share share) {
-            char* memory = scratch.at<char>(count * tile_room + share.member * of_member);
-            for (std::int64_t t = share.begin; t < share.end; ++t) {
-                tiles[t].place(scratch.at<char>(t * tile_room), op.x.length, group);
-                const std::int64_t height = std::min(kRows, here - t * kRows);
-                if (height < kRows) std::memset(tiles[t].digits, 0, static_cast<std::size_t>(tile_room));
-                for (std::int64_t r = 0; r < height; ++r) {
-                    XRow<D> row;
-                    auto* wide = reinterpret_cast<float*>(memory + conversion.room());
-                    if (!make_row(op, begin + t * kRows + r, conversion, wide, memory, row)) {
-                        are_made = false;
-                        return;
-                    }
-                    tiles[t].put(static_cast<int>(r), row, op.x.length, group);
-                }
-            }
-        });
-        if (!are_made) return false;
-        over_pieces(threads, (op.outputs + kPanelOutputs - 1) / kPanelOutputs, [&](std::int64_t piece, int member) {
-            const std::int64_t first = piece * kPanelOutputs, width = std::min(kPanelOutputs, op.outputs - first);
-            if (leaves(at, matrix_work(here, width, op.x.length, 1))) return;
-            const Panel panel(scratch.at<char>(count * tile_room + member * of_member), conversion.pieces, group);
-            for (std::int64_t v = 0; v < kPanelVectors; ++v)
-                for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, v, k, panel);
-            for (std::int64_t t = 0; t < used; ++t) {
-                float y[kRows][kPanelOutputs];
-                steps.multiply(tiles[t], panel, groups, y);
-                for (std::int64_t r = 0; r < std::min(kRows, here - t * kRows); ++r) {
-                    const std::int64_t row = begin + t * kRows + r;
-                    finish(op, row, first, width, tiles[t].back[r], y[r]);
-                    put_outputs(op, row, first, width, y[r]);
-                }
-            }
-        });
-    }
-    return true;
+    const auto fill = [&](std::int64_t first, std::int64_t width, const Panel& panel) {
+        for (std::int64_t v = 0; v < kPanelVectors; ++v)
+            for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, v, k, panel);
+    };
+    return many_rows(op.x, op.x_dtype, op.outputs, conversion, threads, fill, steps.multiply,
+                     [&](std::int64_t row, std::int64_t first, std::int64_t width, float back, float* y) {
+                         finish(op, row, first, width, back, y);
+                         put_outputs(op, row, first, width, y);
+                     });
 }
 
 #endif

@@ -5,6 +5,7 @@
 // nothing is summed over lanes. With i8mm a word has eight, and is multiplied by two rows of x at once.
 #pragma once
 
+#include <memory>
 #include <numeric>
 
 #include "block_digits.h"
@@ -89,6 +90,19 @@ struct Panel {
           minima(scales + pieces * (kPiece / group) * kPanelOutputs) {}
 };
 
+template <int kGroups, bool kHasMinima, int kFactors>
+void put_piece(const std::uint8_t (&q)[kFloats][kPiece], Vec<float> (&scales)[kFactors][kFloats],
+               Vec<float> (&minima)[kFactors][kFloats], std::int64_t vector, std::int64_t piece, const Panel& to) {
+    constexpr auto lanes = static_cast<std::int64_t>(kFloats);
+    put_words(q, to.words + piece * kPiece * kPanelOutputs + lanes * kDotInputs * vector);
+    for (int k = 0; k < kFactors; ++k) {
+        const int begin = k * static_cast<int>(kFloats), count = std::min(kGroups - begin, static_cast<int>(kFloats));
+        const std::int64_t place = (piece * kGroups + begin) * kPanelOutputs + lanes * vector;
+        put_factors(scales[k], count, to.scales + place);
+        if (kHasMinima) put_factors(minima[k], count, to.minima + place);
+    }
+}
+
 // Unpacks a piece of a vector of outputs; `width` are wanted from the `first` on.
 template <class F>
 void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t vector, std::int64_t piece,
@@ -120,13 +134,7 @@ void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, s
             for (int k = 0; k < kFactors; ++k) minima[k][o] = m.vector[k];
         }
     }
-    put_words(q, to.words + piece * kPiece * kPanelOutputs + lanes * kDotInputs * vector);
-    for (int k = 0; k < kFactors; ++k) {
-        const int begin = k * static_cast<int>(kFloats), count = std::min(kGroups - begin, static_cast<int>(kFloats));
-        const std::int64_t place = (piece * kGroups + begin) * kPanelOutputs + lanes * vector;
-        put_factors(scales[k], count, to.scales + place);
-        if constexpr (F::kHasMinima) put_factors(minima[k], count, to.minima + place);
-    }
+    put_piece<kGroups, F::kHasMinima>(q, scales, minima, vector, piece, to);
 }
 
 // How many rows a panel is multiplied by at once: with as many sums as registers hold
@@ -390,6 +398,60 @@ constexpr int plain_fours([[maybe_unused]] int largest, [[maybe_unused]] int mos
     while (fours > 1 && 2 * 127 * largest * fours > 32767) fours /= 2;
     return fours;
 #endif
+}
+
+// Multiplies all rows of x: fill(first, width, panel) puts some outputs into a panel, and finish(row, first, width,
+// back, y) takes their products with a row, which are still to be multiplied by `back`.
+template <class D, class Fill, class Finish>
+bool many_rows(const Rows& x, Dtype x_dtype, std::int64_t outputs, const XRows<D>& conversion, int threads,
+               const Fill& fill,
+               void (*multiply)(const XTile<D>&, const Panel&, std::int64_t, float (*)[kPanelOutputs]),
+               const Finish& finish) {
+    using Tile = XTile<D>;
+    constexpr std::int64_t kRows = Tile::kRows;
+    const std::int64_t group = conversion.group, groups = x.length / group;
+    const std::int64_t count = std::min((x.count + kRows - 1) / kRows, kPanelRows / kRows);
+    const std::int64_t tile_room = Tile::room(x.length, group);
+    const std::int64_t of_member =  // one after the other
+        std::max(Panel::room(conversion.pieces, group), conversion.room() + wide_room(x, x_dtype));
+    const Scratch scratch(count * tile_room + threads * of_member);
+    const auto tiles = std::make_unique<Tile[]>(static_cast<std::size_t>(count));
+    Interruption* const at = interruption;
+    for (std::int64_t begin = 0; begin < x.count; begin += count * kRows) {
+        const std::int64_t here = std::min(count * kRows, x.count - begin), used = (here + kRows - 1) / kRows;
+        std::atomic<bool> are_made{true};
+        over_shares(std::min<int>(threads, static_cast<int>(used)), used, 1, [&](Share share) {
+            char* memory = scratch.at<char>(count * tile_room + share.member * of_member);
+            for (std::int64_t t = share.begin; t < share.end; ++t) {
+                tiles[t].place(scratch.at<char>(t * tile_room), x.length, group);
+                const std::int64_t height = std::min(kRows, here - t * kRows);
+                if (height < kRows) std::memset(tiles[t].digits, 0, static_cast<std::size_t>(tile_room));
+                for (std::int64_t r = 0; r < height; ++r) {
+                    XRow<D> row;
+                    auto* wide = reinterpret_cast<float*>(memory + conversion.room());
+                    if (!make_row(x, x_dtype, begin + t * kRows + r, conversion, wide, memory, row)) {
+                        are_made = false;
+                        return;
+                    }
+                    tiles[t].put(static_cast<int>(r), row, x.length, group);
+                }
+            }
+        });
+        if (!are_made) return false;
+        over_pieces(threads, (outputs + kPanelOutputs - 1) / kPanelOutputs, [&](std::int64_t piece, int member) {
+            const std::int64_t first = piece * kPanelOutputs, width = std::min(kPanelOutputs, outputs - first);
+            if (leaves(at, matrix_work(here, width, x.length, 1))) return;
+            const Panel panel(scratch.at<char>(count * tile_room + member * of_member), conversion.pieces, group);
+            fill(first, width, panel);
+            for (std::int64_t t = 0; t < used; ++t) {
+                float y[kRows][kPanelOutputs];
+                multiply(tiles[t], panel, groups, y);
+                for (std::int64_t r = 0; r < std::min(kRows, here - t * kRows); ++r)
+                    finish(begin + t * kRows + r, first, width, tiles[t].back[r], y[r]);
+            }
+        });
+    }
+    return true;
 }
 
 #endif

@@ -1,7 +1,10 @@
 // y = x · Wᵀ with W = scales · q + biases, for integers q of 4 or 8 bits; see quantized_products.h.
 //
+// Work: many rows are multiplied in integers where there are instructions for these, as weights in blocks are: see
+// quantized_panels.h. Elsewhere, and for rows with infinities, NaN or extreme numbers, weights become float32.
 // Bytes: the weights, scales and biases once; a few rows are memory-bound.
 #include "linear.h"
+#include "quantized_panels.h"
 #include "quantized_products.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -45,6 +48,13 @@ template <int kBits, bool kSigned, class T>
 void products(const QuantizedLinear& op) {
     const std::int64_t work = matrix_work(op.x.count, op.outputs, op.x.length, kBits / 8.0);
     const int threads = threads_for(units_of_outputs(op), work);
+#if defined(TENSOROPS_DOTS)
+    if constexpr (kHasPanelsOf<kBits, kSigned>) {
+        // Words of 4 bits are quicker in their own order for longer.
+        const bool are_many = op.x.count > (kBits == 4 ? kFewRows : 4);
+        if (are_many && op.group_size % 32 == 0 && many_rows_of_integers<kBits, kSigned>(op, threads)) return;
+    }
+#endif
     if (op.x.count > kFewRows || !takes_few(op) || !few_rows<kBits, kSigned, T>(op, threads))
         many_rows<kBits, kSigned, T>(op, threads);
 }
