@@ -35,9 +35,10 @@ def calls_of(layer, tokens, weights):
     arrays = stacks(experts, features, hidden, weights)
     x = normal(tokens, features, dtype=weights if weights in DTYPES else "float32")
     logits = normal(tokens, experts)
+    formats = {"gate_up_format": weights, "down_format": weights} if weights in FORMATS else {}
     options = {"format": weights} if weights in FORMATS else {}
     return {
-        "moe": lambda: moe(x, logits, **arrays, top_k=top_k, **options),
+        "moe": lambda: moe(x, logits, **arrays, **formats, top_k=top_k),
         "linears": products(x, np.argsort(-logits, axis=-1)[:, :top_k], arrays, hidden, options),
     }
 
