@@ -1,9 +1,9 @@
 // x · Wᵀ in float32 for many rows of x: outputs are lanes, so nothing is summed over lanes.
 //
 // Some outputs' rows of W are transposed, a stretch of them at a time, into a panel that the first-level cache holds.
-// Its vectors are multiplied by elements of a few rows of x, whose sums stay in registers for the stretch. The error
-// grows with a stretch and the number of stretches, not with their product. Transposing costs as much as multiplying by
-// about ten rows, so that fewer rows are left to dot_tiles.h.
+// Its vectors are multiplied by elements of a few rows of x, whose sums stay in registers for a part of the stretch.
+// The error grows with a part, their number in a stretch and the number of stretches, not with the product of these.
+// Transposing costs as much as multiplying by about ten rows, so that fewer rows are left to dot_tiles.h.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ inline constexpr std::int64_t kMostOfPanels =
 
 template <std::int64_t kOutputs>
 class FloatPanel {
-    static constexpr std::int64_t kLength = 256;  // of a stretch
+    static constexpr std::int64_t kLength = 256;       // of a stretch
+    static constexpr std::int64_t kAddedInOrder = 64;  // products, before their sum is added to others
     static constexpr std::size_t kVectors = kOutputs / kFloats;
 #if defined(__AVX512F__)
     static constexpr int kRows = 12;  // times 2 vectors: 24 of 32 registers hold sums
@@ -67,23 +68,30 @@ class FloatPanel {
     // Adds to the sums of the first `count` rows. Not inlined, because the sums need nearly all registers.
     [[gnu::noinline]] static void multiply(const float* const* x, std::int64_t length, const Sums* panel, Sums* to,
                                            std::int64_t count) {
-        Vec<float> sums[kRows][kVectors];
-        for_each<kRows>([&](auto r) { for_each<kVectors>([&](auto v) { sums[r][v] = Vec<float>{}; }); });
-        for (std::int64_t i = 0; i < length; ++i) {
-            Vec<float> w[kVectors];
-            for_each<kVectors>([&](auto v) { w[v] = load(panel[i] + v * kFloats); });
+        Sums all[kRows];
+        for (std::int64_t begin = 0; begin < length; begin += kAddedInOrder) {
+            Vec<float> sums[kRows][kVectors];
+            for_each<kRows>([&](auto r) { for_each<kVectors>([&](auto v) { sums[r][v] = Vec<float>{}; }); });
+            for (std::int64_t i = begin, end = std::min(begin + kAddedInOrder, length); i < end; ++i) {
+                Vec<float> w[kVectors];
+                for_each<kVectors>([&](auto v) { w[v] = load(panel[i] + v * kFloats); });
+                for_each<kRows>([&](auto r) {
+                    const float a = load_one(x[r] + i);
+                    for_each<kVectors>([&](auto v) { sums[r][v] += a * w[v]; });
+                });
+            }
             for_each<kRows>([&](auto r) {
-                const float a = load_one(x[r] + i);
-                for_each<kVectors>([&](auto v) { sums[r][v] += a * w[v]; });
+                for_each<kVectors>([&](auto v) {
+                    float* const at = all[r] + v * kFloats;
+                    store(at, begin == 0 ? sums[r][v] : load(at) + sums[r][v]);
+                });
             });
         }
-        for_each<kRows>([&](auto r) {
-            if (static_cast<std::int64_t>(r) < count)
-                for_each<kVectors>([&](auto v) {
-                    float* const at = to[r] + v * kFloats;
-                    store(at, load(at) + sums[r][v]);
-                });
-        });
+        for (std::int64_t r = 0; r < count; ++r)
+            for_each<kVectors>([&](auto v) {
+                float* const at = to[r] + v * kFloats;
+                store(at, load(at) + load(all[r] + v * kFloats));
+            });
     }
 };
 
