@@ -36,21 +36,23 @@ class FloatPanel {
     static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const From& from, const Put& put) {
         // The last vector of a row may have lanes that are not used.
         const std::int64_t room = whole_lines((std::min(n, kLength) + kLanes<float>)*std::int64_t{sizeof(Sums)});
-        const std::int64_t bytes = count * std::int64_t{sizeof(Sums)};
-        const Scratch scratch(room + bytes);
-        auto *const panel = scratch.at<Sums>(0), *const sums = scratch.at<Sums>(room);
-        std::memset(sums, 0, static_cast<std::size_t>(bytes));
         const std::int64_t stretches = (n + kLength - 1) / kLength;
+        const bool keeps = stretches > 1;  // else the sums of a few rows are all that is held
+        const Scratch scratch(room + (keeps ? count : kRows) * std::int64_t{sizeof(Sums)});
+        auto *const panel = scratch.at<Sums>(0), *const sums = scratch.at<Sums>(room);
         for (std::int64_t s = 0; s < stretches; ++s) {
             const std::int64_t begin = n * s / stretches, length = n * (s + 1) / stretches - begin;
             put_stretch(w, begin, length, panel);
             for (std::int64_t r = 0; r < count; r += kRows) {
+                const std::int64_t height = std::min<std::int64_t>(kRows, count - r);
+                Sums* const to = sums + (keeps ? r : 0);
+                if (s == 0) std::memset(to, 0, static_cast<std::size_t>(height) * sizeof(Sums));
                 const float* x[kRows];
                 for (std::int64_t i = 0; i < kRows; ++i) x[i] = from(std::min(r + i, count - 1)) + begin;
-                multiply(x, length, panel, sums + r, std::min<std::int64_t>(kRows, count - r));
+                multiply(x, length, panel, to, height);
+                for (std::int64_t i = 0; s + 1 == stretches && i < height; ++i) put(r + i, to[i]);
             }
         }
-        for (std::int64_t r = 0; r < count; ++r) put(r, sums[r]);
     }
 
   private:
