@@ -77,12 +77,13 @@ CALLS = {
 PAIRS = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float16"), ("float32", "bfloat16")]
 PAIRS += [("bfloat16", "float16"), ("float64", "float32")]
 # Where kernels leave more than float64 to bodies: providers, and pairs.
-COMPILED = {"cpu", "torch_cpu"}
+COMPILED = {"cpu", "torch_cpu", "jax_ffi"}
 LEFT_TO_BODIES = {
+    "linear": ({"torch_cpu"}, PAIRS),  # torch's own product, of one dtype
     "rope-tables": ({"mlx_fast"}, PAIRS),
     "cross_entropy-weight": (COMPILED, PAIRS[2:]),
     "cross_entropy-probabilities": (COMPILED, PAIRS[2:]),
-    "linear_cross_entropy-probabilities": (COMPILED | {"jax_ffi"}, PAIRS),
+    "linear_cross_entropy-probabilities": (COMPILED, PAIRS),
 }
 
 

@@ -18,7 +18,7 @@ def _refuse(x: Any, weight: Any, bias: Any = None) -> str | None:
         if not isinstance(tensor, torch.Tensor):
             if tensor is not None:
                 return f"{name} is not a tensor"
-        elif tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        elif tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
             return f"{name} is not a dense tensor on the CPU"
         elif tensor.dtype is not x.dtype:
             return f"{name} has another dtype than x"
