@@ -15,7 +15,7 @@ inline std::uint64_t six_bit_minima(const std::uint8_t* p) {
     return in_order(second & 0x3f3f3f3fu, ((last >> 4) & 0x0f0f0f0fu) | ((second >> 6) & 0x03030303u) << 4);
 }
 
-#if defined(__AVX512VL__)
+#if defined(__AVX512F__)
 // Both, each scale before its minimum, from the beginning of a block
 inline __m128i six_bit_pairs(const std::uint8_t* p) {
     const __m128i all = load_bits<__m128i>(p);

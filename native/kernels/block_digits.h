@@ -225,7 +225,7 @@ inline std::int64_t wide_room(const Rows& x, Dtype dtype) {
     return dtype == Dtype::float32 ? 0 : whole_lines(x.length * static_cast<std::int64_t>(sizeof(float)));
 }
 
-// Converts a row of x; false if some of it is too large or too small for a scale; so below.
+// Converts a row of x; false if some of it is too large or too small for a scale.
 template <class D>
 bool make_row(const Rows& x, Dtype dtype, std::int64_t index, const XRows<D>& conversion, float* wide, char* memory,
               XRow<D>& row) {

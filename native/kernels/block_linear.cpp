@@ -227,16 +227,9 @@ float careful_output(const BlockLinear& op, std::int64_t row, std::int64_t index
     return static_cast<float>(sum);
 }
 
-// Multiplies outputs of a row of x by the factor that is left, and mends those that are not finite. There is room for
-// whole vectors.
+// Multiplies outputs of a row of x by the factor that is left, and mends those that are not finite.
 void finish(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, float back, float* y) {
-    I32 is_odd{};
-    for (std::int64_t i = 0; i < width; i += kLanes<float>) {
-        const Vec<float> v = load(y + i) * back;
-        is_odd |= reinterpret_cast<I32>(v - v != 0);
-        store(y + i, v);
-    }
-    if (__builtin_expect(!any(is_odd), 1)) return;
+    if (__builtin_expect(finish_outputs(y, width, back), 1)) return;
     for (std::int64_t i = 0; i < width; ++i)
         if (y[i] - y[i] != 0) y[i] = careful_output(op, row, first + i);
 }

@@ -28,6 +28,17 @@ template <class D>
 inline constexpr bool kHasPanels = false;
 #endif
 
+// Multiplies outputs, which have room for whole vectors, by the factor that is left; false if one is not finite then.
+inline bool finish_outputs(float* y, std::int64_t width, float back) {
+    I32 is_odd{};
+    for (std::int64_t i = 0; i < width; i += kLanes<float>) {
+        const Vec<float> v = load(y + i) * back;
+        is_odd |= reinterpret_cast<I32>(v - v != 0);
+        store(y + i, v);
+    }
+    return !any(is_odd);
+}
+
 #if defined(TENSOROPS_PANELS)
 
 inline constexpr int kPanelVectors = 2;

@@ -202,6 +202,16 @@ def test_every_format_and_number_of_rows(target, form, product, group_size, rng)
             assert_many_quantized([(multiply(x), x) for x in every], parts, options)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_scales_whose_sums_would_overflow(target, form, rng):
+    """Tiny inputs times large weights: products with integers are out of range before they are scaled back."""
+    (weight, scales, biases), options = quantized(rng, 40, 256, form, 32)
+    parts = (weight, scales * np.float32(1e35), None if biases is None else biases * np.float32(1e35))
+    for rows in (1, 5, 70):
+        x = normal(rng, rows, 256, scale=1e-20)
+        assert_quantized(plain(parts, options)(x), x, parts, options)
+
+
 @pytest.mark.parametrize(("product", "rows"), [(None, 2), (plain, 2), (in_panels, 67)])
 def test_several_threads_and_one_give_the_same_bits(target, product, rows, rng):
     x, w = normal(rng, rows, 1024), normal(rng, 2000, 1024)
