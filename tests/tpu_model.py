@@ -22,6 +22,7 @@ from jax.experimental import topologies
 
 import tensorops as tp
 from tensorops.models import LlamaConfig
+from tensorops.models.architectures import block_weights
 from tensorops.models.mesh import MeshRanks
 from tensorops.models.network import forward
 from tensorops.models.ranks import HEADS, WHOLE, divide
@@ -51,16 +52,17 @@ def collectives(topology: str, tokens: int) -> tuple[Counter[str], int]:
     devices = topologies.get_topology_desc(topology, "tpu").devices
     ranks = Described(jax.sharding.Mesh(np.asarray(devices), ("ranks",)), "jax")
     part = divide(CONFIG, ranks.size)
-    vectors = {"output_norm": (CONFIG.dim,), "token_embd": (CONFIG.vocab_size, CONFIG.dim)}
-    blocks = {f"blk.{i}.{name}": shape for i in range(CONFIG.blocks) for name, shape in CONFIG.block_shapes().items()}
-    arrays = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in (vectors | blocks).items()}
+    shapes = {"output_norm.weight": (CONFIG.dim,), "token_embd.weight": (CONFIG.vocab_size, CONFIG.dim)}
+    for block in range(CONFIG.blocks):
+        shapes |= {f"blk.{block}.{weight.name}": weight.shape for weight in block_weights(CONFIG, block)}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     weights, _ = arrange(CONFIG, arrays, "jax", ranks)
     network = partial(forward, part, ranks=ranks)
     program = ranks.spread(network, (weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
-    ids = ranks.place(lambda rank: jax.numpy.zeros(tokens, np.int32), WHOLE)
+    ids, places = (ranks.place(lambda rank: jax.numpy.zeros(shape, np.int32), WHOLE) for shape in (tokens, (1, tokens)))
     slots = ranks.place(lambda rank: jax.numpy.zeros((1, part.kv_heads, CAPACITY, part.head_dim)), HEADS)
     cache = [slots] * CONFIG.blocks
-    lowered = jax.jit(program, donate_argnums=(3, 4)).lower(weights, ids, ids, cache, cache)
+    lowered = jax.jit(program, donate_argnums=(3, 4)).lower(weights, ids, places, cache, cache)
     text = lowered.compile().as_text()
     found = Counter(re.findall(r" ((?:all|collective|reduce)-[a-z-]+?)(?:-start)?\(", text))
     return found, text.count('custom_call_target="tpu_custom_call"')
