@@ -59,7 +59,8 @@ def collectives(topology: str, tokens: int) -> tuple[Counter[str], int]:
     weights, _ = arrange(CONFIG, arrays, "jax", ranks)
     network = partial(forward, part, ranks=ranks)
     program = ranks.spread(network, (weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
-    ids, places = (ranks.place(lambda rank: jax.numpy.zeros(shape, np.int32), WHOLE) for shape in (tokens, (1, tokens)))
+    ids = ranks.place(lambda rank: jax.numpy.zeros(tokens, np.int32), WHOLE)
+    places = ranks.place(lambda rank: jax.numpy.zeros((1, tokens), np.int32), WHOLE)
     slots = ranks.place(lambda rank: jax.numpy.zeros((1, part.kv_heads, CAPACITY, part.head_dim)), HEADS)
     cache = [slots] * CONFIG.blocks
     lowered = jax.jit(program, donate_argnums=(3, 4)).lower(weights, ids, places, cache, cache)

@@ -181,3 +181,18 @@ def test_operators_keep_torchs_rules():
     x, weight = X.clone().requires_grad_(), X[0].clone().requires_grad_()
     call = encode("rms_norm", ["x", "weight"], {"eps": 1e-3})
     torch.library.opcheck(torch.ops.tensorops.call.default, (call, [x, weight]))
+
+
+def test_the_first_tensor_of_a_process_is_traced():
+    """Nothing has loaded what belongs to torch: tracing must not come upon an import."""
+    printed = support.python("""
+import torch
+import tensorops as tp
+
+@tp.array_agnostic
+def total(x):
+    return tp.get_namespace(x).sum(x)
+
+print(torch.compile(total, backend="eager", fullgraph=True)(torch.ones(6)).item())
+""").stdout
+    assert printed == "6.0\n"

@@ -2,17 +2,19 @@
 
 TorchDynamo traces Python but cannot trace a context variable. It inlines `_under_torch_compile` in place of
 ``Operator.__call__`` and puts a call of the compiled kernel into the graph, or the operator's own body, which its
-compiler then fuses. The settings in force are read once, during tracing.
+compiler then fuses. The settings in force are read once, during tracing. Nor can it trace an import, so what torch's
+first tensor imports is imported before: the look-up of a tensor's library sees to it, also outside of operators.
 """
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 from tensorops._operator import Operator
 from tensorops._providers import load
 from tensorops.backends.process_default import in_force
-from tensorops.libraries import LIBRARIES, learn_types
+from tensorops.libraries import LIBRARIES, Library, learn_types, library_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,12 +39,22 @@ _FUSED = frozenset(
 """Operators whose bodies torch's compiler makes as fast as the kernels, and fuses with what surrounds them."""
 
 
-def _before_tracing(name: str) -> bool:
-    """Load what cannot be loaded during tracing, refuse a backend that is not torch; return whether kernels may run."""
+def _before_look_up() -> None:
+    """Load what cannot be loaded during tracing."""
     torch = LIBRARIES["torch"]
     learn_types(torch)
     assert torch.xp is not None
     torch.is_wrapper(None)  # look up the type of its wrappers, if any
+
+
+def _library_under_torch_compile(x: object) -> Library | None:
+    _before_look_up()
+    return _look_up(x)  # type: ignore[no-any-return]
+
+
+def _before_tracing(name: str) -> bool:
+    """Refuse a backend that is not torch; return whether kernels may run."""
+    _before_look_up()
     settings = in_force()
     if settings.backend is not None and settings.backend.library.name != "torch":
         raise RuntimeError(
@@ -118,6 +130,8 @@ def _constant(torch: Any, value: Any) -> Any:
 
 
 _function: Any
-for _function in (_before_tracing, _encode, _differentiates):
+for _function in (_before_look_up, _before_tracing, _encode, _differentiates):
     _function._dynamo_marked_constant = True
+_look_up = FunctionType(library_of.__code__, library_of.__globals__)  # library_of itself would be replaced again
+library_of._torchdynamo_inline = _library_under_torch_compile  # type: ignore[attr-defined]
 Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]
