@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tensorops._display import Displayed, Table
 from tensorops.backends.trace import Transfer
+
+
+def stored_formats(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of a call that name the format of blocks, as all such options are called."""
+    named = {name: value for name, value in arguments.items() if name == "format" or name.endswith("_format")}
+    return {name: value for name, value in named.items() if value not in (None, "affine")}
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,6 +46,8 @@ class Explanation(Displayed):
     gradients : str
         What computes gradients through the kernel: the name of a compiled function, a library, or ``"the body"``. Empty
         if a body would run, whose gradients are the library's, or if such arrays have no gradients.
+    formats : dict of str to str
+        The formats of weights in blocks, by the name of the option that says them, such as ``{"format": "q4_k"}``.
     """
 
     operator: str
@@ -51,6 +61,7 @@ class Explanation(Displayed):
     configuration: dict[str, int] = field(default_factory=dict)
     calls: tuple[str, ...] = ()
     gradients: str = ""
+    formats: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [self._title(), *(f"  {line}" for line in self._configured())]
@@ -66,7 +77,7 @@ class Explanation(Displayed):
         return f"{self.operator}: {self.kernel} on {self.library} (backend {self.backend})"
 
     def _configured(self) -> tuple[str, ...]:
-        values = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
+        values = ", ".join(f"{name}={value}" for name, value in (self.formats | self.configuration).items())
         calls = f"calls {', '.join(self.calls)}, which choose their own kernels" if self.calls else ""
         gradients = f"gradients by {self.gradients}" if self.gradients else ""
         return tuple(filter(None, (f"with {values}" if values else "", calls, gradients)))

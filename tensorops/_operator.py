@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tensorops import _providers
 from tensorops._dispatch import Call, Dispatch
-from tensorops._explanation import Explanation
+from tensorops._explanation import Explanation, stored_formats
 from tensorops._kernel import Configuration, Deviation, Kernel, Packed
 from tensorops._providers import GENERIC
 from tensorops._row_axes import RowAxes
@@ -176,6 +176,7 @@ class Operator(Dispatch[P, R]):
             configuration=self._configuration(settings, kernel, call),
             calls=tuple(o.__name__ for o in self.calls) if kernel is None else (),
             gradients=kernel.derivative if kernel else "",
+            formats=stored_formats(call.arguments),
         )
 
     def _configuration(self, settings: Settings, kernel: Kernel | None, call: Call) -> dict[str, int]:

@@ -15,7 +15,7 @@ import inspect
 from typing import Any
 
 from tensorops import _dtypes, _providers
-from tensorops._explanation import Explanation
+from tensorops._explanation import Explanation, stored_formats
 from tensorops._kernel import Kernel, Packed
 from tensorops._messages import describe_type, nearest
 from tensorops._operator import OPERATORS, Operator
@@ -107,10 +107,15 @@ class Prepared:
             except TypeError:
                 reason = "an argument has an unexpected type"
             if not reason:
-                backend = settings.backend.name if settings.backend else "auto"
-                names = ", ".join(self.shapes)
                 return Explanation(
-                    self.operator.__name__, self.provider, backend, self._library.name, {}, (), prepared=names
+                    operator=self.operator.__name__,
+                    kernel=self.provider,
+                    backend=settings.backend.name if settings.backend else "auto",
+                    library=self._library.name,
+                    refused={},
+                    transfers=(),
+                    prepared=", ".join(self.shapes),
+                    formats=stored_formats(self.options),
                 )
         explanation = self.operator.explain(*args, **kwargs, **self.plain())
         if reason:

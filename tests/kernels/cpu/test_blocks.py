@@ -175,7 +175,12 @@ def test_gradients_in_torch(name):
 
 def test_what_has_no_kernel_is_said():
     x, stored = np.zeros((2, 64)), there("q8_0", 3, 64)
-    assert "float64" in tp.quantized_linear.explain(x, stored, format="q8_0").refused["cpu"]
+    explained = tp.quantized_linear.explain(x, stored, format="q8_0")
+    assert "float64" in explained.refused["cpu"]
+    assert "with format=q8_0" in str(explained)
+    assert explained.formats == {"format": "q8_0"}
+    assert tp.prepare(tp.quantized_linear, weight=stored, format="q8_0").explain(x).formats == {"format": "q8_0"}
+    assert tp.quantized_linear.explain(x, *tp.quantize(np.ones((3, 64)))).formats == {}
     y = tp.quantized_linear(np.ones((2, 64)), stored, format="q8_0")
     np.testing.assert_allclose(y, np.ones((2, 64)) @ decode("q8_0", stored).T, rtol=1e-12)
 
