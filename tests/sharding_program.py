@@ -140,7 +140,7 @@ def _rows() -> Iterator[Row]:
     sequences, filters = normal(8, 5, 16), normal(16, 4)
     of_batch = {"x": sequences, "state": normal(8, 3, 16)}
     yield row("causal_conv1d", "batch", weight=(filters, ()), options={"activation": "silu"}, **of_batch)
-    last = (None, None, EVERY)
+    last = (None, None, "ab")
     yield row("causal_conv1d", "channels", last, x=(sequences, last), weight=filters)
     tokens = {"g": -np.abs(normal(8, 16, 4)), "beta": np.abs(normal(8, 16, 4))}
     yield row("gated_delta_rule", "batch", q=q, k=0.3 * q, v=q, **tokens)

@@ -357,6 +357,7 @@ TENSOROPS_OPERATOR(moe,
                "group_size does not fill whole bytes");
     for (int part = 0; part < 4; ++part)
         in.require(in.text() == kAffine, "the weights are blocks, whose products are composed");
+    read_digits(in);  // a choice; products with groups are as accurate as any asks for
     if (in.failed() || !in.require(read_tokens(call, x, logits, op))) return in.reason;
     const std::int64_t features = op.x.length, experts = op.logits.length;
     in.require(op.top_k >= 1 && op.top_k <= experts, "top_k is not a number of experts");

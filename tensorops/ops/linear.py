@@ -75,10 +75,13 @@ def _gated_rows(x: Array, gate_weight: Array, up_weight: Array, activation: str)
 
 def _embedding_rows(ids: Array, weight: Array, format: str | None) -> RowAxes:
     vocabulary, dim = ids.ndim, ids.ndim + 1
-    packed = dim if format is None else dim + 1
-    arrays = {"ids": every_axis(ids), "weight": (vocabulary, packed)}
-    whole = (vocabulary,) if format is None else (vocabulary, dim, packed)
-    return RowAxes(arrays, (*every_axis(ids), dim), whole=whole, like="weight")
+    arrays, result = {"ids": every_axis(ids), "weight": (vocabulary, dim)}, (*every_axis(ids), dim)
+    if format is None:
+        return RowAxes(arrays, result, whole=(vocabulary,), like="weight")
+    blocks, dtype = formats.get(format), get_namespace(weight).float32
+    length = weight.shape[1] // blocks.nbytes * blocks.elements
+    whole = (vocabulary, dim)
+    return RowAxes(arrays, result, whole=whole, shortened=(dim,), length=length, like="weight", dtype=dtype)
 
 
 @operator(check=_check_linear, rows=_linear_rows)

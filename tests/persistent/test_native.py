@@ -96,7 +96,8 @@ def test_every_operator_computes_the_same_as_without_a_plan(case, dtype):
         assert any(words in reason for words in ("empty", "does not take these options", "a kernel was given"))
         pytest.skip(reason)
     names = [call.operator for call in kernel.explain().calls if call.operator != "copy"]
-    assert names[-1] == operator.__name__
+    # Rows of blocks are looked up, then unpacked.
+    assert names[-1] == ("dequantize" if case.operator == "embedding" and "format" in options else operator.__name__)
     poison(kernel)
     results = kernel(*arrays)
     for got, wanted in zip(arrays_of(results), arrays_of(expected), strict=True):
