@@ -56,7 +56,7 @@ def forget(path: Path) -> None:
 def load(path: Path) -> tuple[float, float]:
     """Return the seconds of loading a file, and the bytes that its process needs for that and for one token."""
     command = [sys.executable, "-c", _CHILD, str(path)]
-    seconds, nbytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    seconds, nbytes = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     return float(seconds), float(nbytes)
 
 
