@@ -9,9 +9,10 @@ import weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ._errors import GGUFError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["OpenFile", "watch_reads"]
+
+Bytes = npt.NDArray[np.uint8]
 
 _watcher: ContextVar[Callable[[int], object] | None] = ContextVar("_watcher", default=None)
 
@@ -73,27 +76,27 @@ class OpenFile:
             raise GGUFError(self.path, "file", "empty")
         self.size = status.st_size
 
-    def read(self, start: int, size: int, field: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def read(self, start: int, size: int, field: str) -> Bytes:
         """Return `size` bytes starting at byte `start`; `field` is for messages."""
         found = np.empty(size, np.uint8)
-        filled, watcher = 0, _watcher.get()
-        while filled < size:
-            piece = self._read_at(start + filled, min(size - filled, self.PIECE))
-            if not piece:
-                break
-            found[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
-            filled += len(piece)
-            if watcher is not None:
-                watcher(len(piece))
-        self._require(size - filled, field)
+        self.read_into(found, start, field)
         return found
 
-    def _read_at(self, start: int, size: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._file.fileno(), size, start)
+    def read_into(self, place: Bytes, start: int, field: str) -> None:
+        """Fill a contiguous array with the bytes starting at byte `start`; `field` is for messages."""
+        left, watcher = place.reshape(-1), _watcher.get()
+        while left.size and (number := self._read_at(start, left[: self.PIECE].data)):
+            start, left = start + number, left[number:]
+            if watcher is not None:
+                watcher(number)
+        self._require(left.size, field)
+
+    def _read_at(self, start: int, place: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [place], start)
         with self._lock:  # Windows
             self._file.seek(start)
-            return self._file.read(size)
+            return self._file.readinto(place)
 
     def _require(self, missing: int, field: str) -> None:
         if missing:

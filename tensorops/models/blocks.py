@@ -140,11 +140,21 @@ class Tensor:
     @property
     def data(self) -> Bytes:
         """The stored bytes, read from the file again."""
-        if self.stride is None:
-            return self.file.read(self.start, self.nbytes, f"tensor {self.name}")
-        width = self.nbytes // self.pieces
-        starts = range(self.start, self.start + self.pieces * self.stride, self.stride)
-        return np.concatenate([self.file.read(start, width, f"tensor {self.name}") for start in starts])
+        place = np.empty(self.nbytes, np.uint8)
+        self.read_into(place.reshape(1, self.pieces, -1))
+        return place
+
+    def read_into(self, place: Bytes) -> None:
+        """Fill an array, whose matrices are contiguous, with the stored bytes, read from the file again."""
+        matrices = place.reshape(-1, *place.shape[-2:])
+        reads = max(self.pieces, len(matrices))  # one number divides the other
+        size = self.nbytes // reads
+        for i in range(reads):
+            piece, read = divmod(i, reads // self.pieces)
+            start = self.start + piece * (self.stride or 0) + read * size
+            matrix, read = divmod(i, reads // len(matrices))
+            part = matrices[matrix].reshape(-1)[read * size : (read + 1) * size]
+            self.file.read_into(part, start, f"tensor {self.name}")
 
     def part(self, axis: int, start: int, stop: int) -> Tensor:
         """Return a part along an axis, of the last one in whole groups; no other bytes are read."""
@@ -194,8 +204,13 @@ class Tensor:
             values = self._finite(self._format.values(np, self._rows()))
         return values.reshape(self.shape)
 
-    def blocks(self) -> BlockWeight:
+    def blocks(self, place: Bytes | None = None) -> BlockWeight:
         """Return the stored blocks.
+
+        Parameters
+        ----------
+        place : array of uint8, optional
+            Where to, of the blocks' shape; its matrices are contiguous. Otherwise to a new array.
 
         Returns
         -------
@@ -209,11 +224,14 @@ class Tensor:
             was opened.
         """
         self._require_blocks()
-        stored, of = self._rows(), self._format
-        upper = stored.reshape(-1, of.nbytes)[:, [start + 1 for start in of.halves]]
+        of = self._format
+        if place is None:
+            place = np.empty((*self.shape[:-1], self.shape[-1] // of.elements * of.nbytes), np.uint8)
+        self.read_into(place)
+        upper = place.reshape(*place.shape[:-1], -1, of.nbytes)[..., [start + 1 for start in of.halves]]
         if (upper & 0x7C == 0x7C).any():  # the exponent of infinity and NaN
             raise self._error("holds a number that is not finite")
-        return BlockWeight(stored, of.name)
+        return BlockWeight(place, of.name)
 
     def quantized(self) -> QuantizedWeight:
         """Return the stored integers, repacked for `tensorops.quantized_linear`.

@@ -97,14 +97,20 @@ class Memory:
     def _place(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if array.nbytes >= self.LARGE:
             return array
-        taken = -(-array.nbytes // self.LINE) * self.LINE
+        placed: np.ndarray[Any, Any] = self.empty(array.nbytes).view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        return placed
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return an array of bytes in this memory."""
+        if nbytes >= self.LARGE:
+            return np.empty(nbytes, dtype=np.uint8)
+        taken = -(-nbytes // self.LINE) * self.LINE
         if taken > self._left.size:
             piece = np.empty(max(self._piece, taken) + self.LINE, dtype=np.uint8)
             self._left = piece[-piece.ctypes.data % self.LINE :]
-        place, self._left = self._left[: array.nbytes], self._left[taken:]
-        placed: np.ndarray[Any, Any] = place.view(array.dtype).reshape(array.shape)
-        placed[...] = array
-        return placed
+        place, self._left = self._left[:nbytes], self._left[taken:]
+        return place
 
 
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
@@ -142,15 +148,22 @@ def load(
         if isinstance(made, QuantizedWeight):
             return made if _kernel_for(made, backend) != "generic" else tensor.dequantize()
         return made
+    if _stays_in_blocks(tensor, backend, precision):
+        return tensor.blocks()
     if len(tensor.shape) > 1 and tensor.is_quantized:
-        are_groups = precision == "highest" and tensor.type.name.lower() in AS_GROUPS
-        if not are_groups and _reads_blocks(tensor.type.name.lower(), tensor.shape, backend):
-            return tensor.blocks()
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
             half = quantized if _depends_on_values(tensor) else _with_half_scales(quantized)
             return half if _kernel_for(half, backend) == kernel else quantized
     return tensor.dequantize()
+
+
+def _stays_in_blocks(tensor: Tensor | ComputedTensor, backend: str, precision: str) -> bool:
+    if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
+        return False
+    format = tensor.type.name.lower()
+    are_groups = precision == "highest" and format in AS_GROUPS
+    return not are_groups and _reads_blocks(format, tensor.shape, backend)
 
 
 def _reads_blocks(format: str, shape: tuple[int, ...], backend: str) -> bool:
@@ -309,9 +322,21 @@ def _take(memory: Memory, weights: Sequence[Stored], backend: str, precision: st
     """Return weights on a backend; those of a file as one matrix if they have one format."""
     if not all(isinstance(weight, Tensor | ComputedTensor) for weight in weights):
         return [tp.to_backend(_plain(weight, precision), backend) for weight in weights]  # they stay the caller's
-    loaded: list[Any] = [load(tensor, backend, precision) for tensor in weights]
-    joined = loaded if len(loaded) == 1 else _join(loaded)
-    return [tp.to_backend(_plain(memory.copy(weight), precision), backend) for weight in joined]
+    if len({getattr(w, "type", None) for w in weights}) == 1 and _stays_in_blocks(weights[0], backend, precision):
+        joined = [_read_blocks(memory, weights)]
+    else:
+        loaded: list[Any] = [load(tensor, backend, precision) for tensor in weights]
+        joined = [memory.copy(weight) for weight in (loaded if len(loaded) == 1 else _join(loaded))]
+    return [tp.to_backend(_plain(weight, precision), backend) for weight in joined]
+
+
+def _read_blocks(memory: Memory, tensors: Sequence[Any]) -> BlockWeight:
+    """Return one matrix with the rows of all tensors, which have one format; none is copied after it was read."""
+    rows = list(itertools.accumulate((tensor.shape[-2] for tensor in tensors), initial=0))
+    blocks = memory.empty(sum(tensor.nbytes for tensor in tensors)).reshape(*tensors[0].shape[:-2], rows[-1], -1)
+    for tensor, start, stop in zip(tensors, rows[:-1], rows[1:], strict=True):
+        tensor.blocks(blocks[..., start:stop, :])
+    return BlockWeight(blocks, tensors[0].type.name.lower())
 
 
 def _join(weights: list[Any]) -> list[Any]:

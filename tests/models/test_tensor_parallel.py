@@ -26,6 +26,9 @@ from llama_reference import float64_logits
 from make_gguf import llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from mpi_threads import World, world_of
 from tensorops.models import Llama, LlamaConfig, architectures, open_gguf
+from tensorops.models._open_file import OpenFile, watch_reads
+from tensorops.models.blocks import Tensor
+from tensorops.models.gguf_types import TensorType
 from tensorops.models.ranks import divide, part_of
 
 if TYPE_CHECKING:
@@ -99,24 +102,35 @@ def test_a_rank_has_equal_parts_of_heads_and_hidden_features() -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
-def test_the_part_of_a_tensor_reads_only_its_bytes(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_part_of_a_tensor_reads_only_its_bytes(tmp_path: Path, kind: str) -> None:
     file = open_gguf(write(tmp_path / "model.gguf", kind))
     tensor = file.tensors["blk.1.ffn_down.weight"]
-    whole, read = tensor.dequantize(), []
-    original = type(tensor.file).read
-
-    def counted(self: Any, start: int, size: int, field: str) -> Any:
-        read.append(size)
-        return original(self, start, size, field)
-
-    monkeypatch.setattr(type(tensor.file), "read", counted)
+    whole = tensor.dequantize()
     for axis, length in ((0, 16), (1, 32)):
         found = []
         for rank in range(4):
-            read.clear()
-            found.append(part_of(tensor, tensor.name, axis, length, rank, 4).dequantize())
+            read: list[int] = []
+            with watch_reads(read.append):
+                found.append(part_of(tensor, tensor.name, axis, length, rank, 4).dequantize())
             assert sum(read) == tensor.nbytes // 4
         np.testing.assert_array_equal(np.concatenate(found, axis=axis), whole)
+
+
+@pytest.mark.parametrize(("axis", "start", "stop"), [(0, 0, 3), (0, 1, 3), (1, 2, 5), (2, 32, 96)])
+def test_blocks_of_experts_are_read_among_those_of_others(tmp_path: Path, axis: int, start: int, stop: int) -> None:
+    stored = np.random.default_rng(0).integers(0, 60, (3, 6, 4, 34), dtype=np.uint8)  # no exponent of infinity
+    (tmp_path / "stored").write_bytes(b"four" + stored.tobytes())
+    whole = Tensor("w", TensorType.Q8_0, (3, 6, 128), OpenFile(tmp_path / "stored"), 4, stored.nbytes)
+    part = whole.part(axis, start, stop)
+    columns = part.shape[2] // 32 * 34
+    place = np.full((part.shape[0], part.shape[1] + 5, columns), 255, np.uint8)
+    part.blocks(place[:, 2 : 2 + part.shape[1]])
+    block = {2: 32}.get(axis, 1)
+    expected = stored[(slice(None),) * axis + (slice(start // block, stop // block),)].reshape(*part.shape[:2], columns)
+    np.testing.assert_array_equal(place[:, 2 : 2 + part.shape[1]], expected)
+    np.testing.assert_array_equal(part.blocks().blocks, expected)
+    assert (place[:, :2] == 255).all()
+    assert (place[:, 2 + part.shape[1] :] == 255).all()
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
