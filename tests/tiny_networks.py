@@ -85,6 +85,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 7, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6, "layer_types": LAYERS,
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}),
+    "gemma4 with experts": ("Gemma4Text", {
+        "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6, "layer_types": LAYERS[1:5],
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}),
     "qwen35": ("Qwen3_5Text", DELTA),
     "qwen35 with shared keys": ("Qwen3_5Text", {**DELTA, "linear_num_value_heads": 4}),
     "qwen35moe": ("Qwen3_5MoeText", {**DELTA, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,

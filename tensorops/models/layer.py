@@ -233,16 +233,17 @@ class Layer:
     def feed_forward(self, h: Array) -> Array:
         """Return what the feed-forward layer, or its experts, make of features, (tokens, dim)."""
         if "ffn_gate_inp" not in self._w:
-            return self._summed(self._gated(h), "ffn_down.bias")
-        y = self._experts(h)
+            return self._summed(self.gated(h), "ffn_down.bias")
+        y = self.experts(h)
         if "ffn_down_shexp" in self._w:
-            shared = self._gated(h, "_shexp")
+            shared = self.gated(h, "_shexp")
             if "ffn_gate_inp_shexp" in self._w:
                 shared = shared * tp.sigmoid(linear(h, self._w["ffn_gate_inp_shexp"]))
             y = y + shared
         return self._summed(y)
 
-    def _gated(self, h: Array, suffix: str = "") -> Array:
+    def gated(self, h: Array, suffix: str = "") -> Array:
+        """Return what a rank's part of the matrices of that suffix makes of features."""
         w = self._w
         h = linear(h, w[f"ffn_gate_up{suffix}"], w.get(f"ffn_gate_up{suffix}.bias"))
         return linear(self._activated(h), w[f"ffn_down{suffix}"])
@@ -258,14 +259,15 @@ class Layer:
         gate, up = xp.clip(gate, max=_LIMIT), xp.clip(up, min=-_LIMIT, max=_LIMIT)
         return gate * tp.sigmoid(gate * _SLOPE) * (up + 1.0)
 
-    def _experts(self, h: Array) -> Array:
-        """Return the weighted sum of what a token's experts make of it."""
+    def experts(self, h: Array, chosen_by: Array | None = None) -> Array:
+        """Return the weighted sum of what a token's experts make of it, chosen by its features or by others."""
         c, w = self.config, self._w
-        logits = linear(h, w["ffn_gate_inp"], w.get("ffn_gate_inp.bias"))
+        logits = linear(h if chosen_by is None else chosen_by, w["ffn_gate_inp"], w.get("ffn_gate_inp.bias"))
         return routed(
             h, logits, w["ffn_gate_up_exps"], w["ffn_down_exps"], self._activated,
             gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=w.get("ffn_down_exps.bias"),
-            top_k=c.experts_used, renormalize=c.renormalize, is_swiglu=c.activation == "swiglu",
+            scales=w.get("ffn_down_exps.scale"), top_k=c.experts_used, renormalize=c.renormalize,
+            is_swiglu=c.activation == "swiglu",
         )  # fmt: skip
 
     def _summed(self, part: Array, bias: str = "") -> Array:

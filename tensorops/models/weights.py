@@ -393,6 +393,7 @@ def routed(
     *,
     gate_up_bias: Array | None,
     down_bias: Array | None,
+    scales: Array | None,
     top_k: int,
     renormalize: bool,
     is_swiglu: bool,
@@ -411,6 +412,8 @@ def routed(
         The gated unit of what the first matrix gives.
     gate_up_bias, down_bias : array or None
         Added to what the matrices give, (experts, out).
+    scales : array or None
+        Factors of what experts give, (experts,).
     top_k : int
         How many experts each token passes.
     renormalize : bool
@@ -419,11 +422,13 @@ def routed(
         Whether the gated unit is `tensorops.swiglu`.
     """
     options = _expert_options(x.shape[-1], gate_up, down)
-    if options is not None and is_swiglu and gate_up_bias is None and down_bias is None:
+    if options is not None and is_swiglu and gate_up_bias is None and down_bias is None and scales is None:
         return tp.moe(x, logits, **options, top_k=top_k, renormalize=renormalize)
     xp = tp.get_namespace(x, logits)
     scores, experts = tp.top_k(logits if renormalize else tp.softmax(logits), top_k)
     weights = tp.softmax(scores) if renormalize else scores
+    if scales is not None:
+        weights = weights * xp.reshape(xp.take(scales, xp.reshape(experts, (-1,))), experts.shape)
     both = _grouped(xp, xp.expand_dims(x, axis=1), experts, gate_up, gate_up_bias)
     y = _grouped(xp, activated(both), experts, down, down_bias)
     total = y[:, 0, :] * weights[:, :1]

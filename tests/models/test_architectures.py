@@ -168,7 +168,6 @@ def test_ranks_give_the_tokens_of_one(saved: Any, name: str, monkeypatch: pytest
     ("name", "change", "message"),
     [
         ("gemma3", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: 'all' is not supported"),
-        ("gemma4", {"enable_moe_block": True}, "enable_moe_block: True is not supported"),
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers: .* is not supported, only every fourth"),
         ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported"),
         ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported"),

@@ -1,10 +1,11 @@
-"""Gemma 4 (text), without experts.
+"""Gemma 4 (text), with and without experts.
 
 https://ai.google.dev/gemma/docs/core/model_card_4
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ._decoder import Decoder, Weight
@@ -22,7 +23,10 @@ Array = Any
 
 
 class Gemma4(Decoder):
-    """Heads of two sizes, values that are normalised, keys and values of other blocks, inputs of each block."""
+    """Heads of two sizes, values that are normalised, keys and values of other blocks, inputs of each block.
+
+    Experts, if there are any, compute beside the feed-forward layer.
+    """
 
     names = ("gemma4",)
     model_types = ("gemma4_text",)
@@ -41,22 +45,32 @@ class Gemma4(Decoder):
     folder_keys = frozenset(
         (
             "attention_k_eq_v",
+            "enable_moe_block",
             "global_head_dim",
             "hidden_size_per_layer_input",
             "num_global_key_value_heads",
             "num_kv_shared_layers",
             "per_layer_config",
+            "top_k_experts",
             "use_double_wide_mlp",
             "vocab_size_per_layer_input",
         )
     )
+    folder_names = {  # noqa: RUF012
+        "experts.down_proj": "ffn_down_exps",
+        "experts.gate_up_proj": "ffn_gate_up_exps",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "router.proj": "ffn_gate_inp",
+        "router.scale": "ffn_gate_inp.scale",
+    }
     activation = "geglu_tanh"
     is_divisible = False
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        if fields.natural(f"{name}.expert_count", 0):
-            raise fields.error(f"{name}.expert_count", "experts of this architecture are not supported")
         blocks = fields.count(f"{name}.block_count")
         shared = fields.natural(f"{name}.attention.shared_kv_layers", 0)
         windows = fields.windows(name, 6)
@@ -93,6 +107,9 @@ class Gemma4(Decoder):
         full = {"head_dim": config.get("global_head_dim") or 512, "num_key_value_heads": None}
         full |= next((of for number, of in of_layers.items() if layers[int(number)] == "full_attention"), {})
         heads = full["num_key_value_heads"] or config["num_key_value_heads"]
+        experts: dict[str, Any] = {"expert_count": 0}
+        if config.get("enable_moe_block"):
+            experts = {"expert_count": config.get("num_experts"), "expert_used_count": config.get("top_k_experts")}
         wide = 2 if config.get("use_double_wide_mlp") else 1
         return {
             "attention.head_count_kv": [heads if kind == "full_attention" else config["num_key_value_heads"]
@@ -102,9 +119,14 @@ class Gemma4(Decoder):
             "attention.key_length_swa": config["head_dim"],
             "attention.shared_kv_layers": shared,
             "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input", 0),
+            **experts,
             "feed_forward_length": [config["intermediate_size"] * (wide if i >= len(layers) - shared else 1)
                                     for i in range(len(layers))],
         }  # fmt: skip
+
+    @classmethod
+    def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+        yield name.removesuffix(".weight") if name.endswith(".scale.weight") else name, tensor
 
     @classmethod
     def model_weights(cls, c: ModelConfig) -> Iterator[Weight]:
@@ -126,7 +148,9 @@ class Gemma4(Decoder):
         yield output
         yield Weight("post_attention_norm.weight", (c.dim,))
         yield Weight("ffn_norm.weight", (c.dim,))
-        yield from cls.feed_forward_weights(c)
+        yield from cls.feed_forward_weights(replace(c, experts=0))
+        if c.experts:
+            yield from cls.expert_weights(c)
         yield Weight("post_ffw_norm.weight", (c.dim,))
         if c.per_layer_dim:
             yield Weight("inp_gate.weight", (c.per_layer_dim, c.dim))
@@ -134,9 +158,24 @@ class Gemma4(Decoder):
             yield Weight("post_norm.weight", (c.dim,))
         yield Weight("layer_output_scale.weight", (1,), is_optional=True)
 
+    @classmethod
+    def expert_weights(cls, c: ModelConfig) -> Iterator[Weight]:
+        """Yield those of experts, and of the norms around them."""
+        yield Weight("post_ffw_norm_1.weight", (c.dim,))
+        yield Weight("ffn_gate_inp.scale", (c.dim,))
+        yield Weight("pre_ffw_norm_2.weight", (c.dim,))
+        yield from cls.feed_forward_weights(c)
+        yield Weight("ffn_down_exps.scale", (c.experts,))
+        yield Weight("post_ffw_norm_2.weight", (c.dim,))
+
     @staticmethod
     def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array | None]:
         h, x = layer.add_and_normalize(added, x, "attn_norm")
         h = layer.normalize(layer.attention(h), "post_attention_norm")
         h, x = layer.add_and_normalize(h, x, "ffn_norm")
-        return layer.with_inputs(x + layer.normalize(layer.feed_forward(h), "post_ffw_norm")), None
+        h = layer.gated(h)
+        if layer.config.experts:
+            routed = layer.normalize(x, "ffn_gate_inp.scale") * layer.config.dim**-0.5
+            own = layer.experts(layer.normalize(x, "pre_ffw_norm_2"), routed)
+            h = layer.normalize(h, "post_ffw_norm_1") + layer.normalize(own, "post_ffw_norm_2")
+        return layer.with_inputs(x + layer.normalize(h, "post_ffw_norm")), None
