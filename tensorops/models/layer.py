@@ -127,7 +127,7 @@ class Layer:
         source = c.sources.get(self._number, self._number)
         y = step.xp.permute_dims(step.memory.attend(source, q, k, v, **given), (0, 2, 1, 3))
         y = step.xp.reshape(y, (h.shape[0], c.heads * c.head_dim))
-        return self._summed(linear(y if gate is None else y * tp.sigmoid(gate), w["attn_output"]), "attn_output.bias")
+        return self.summed(linear(y if gate is None else y * tp.sigmoid(gate), w["attn_output"]), "attn_output.bias")
 
     def _without_gate(self, qkv: Array) -> tuple[Array, Array]:
         """Return queries, keys and values, and the gate, whose rows follow those of the queries in every head."""
@@ -191,7 +191,7 @@ class Layer:
     # --------------------------------------------------------------------------------- gated delta nets
 
     def delta_net(self, h: Array) -> Array:
-        """Return what a gated delta net makes of features, (tokens, dim)."""
+        """Return what a gated delta net makes of features, (tokens, dim): every rank computes all of it."""
         c, step, w, xp = self.config, self._step, self._w, self._step.xp
         channels, values = c.state_channels, c.state_heads * c.state_dim
         ends = [0, channels, channels + values, channels + values + c.state_heads]
@@ -208,7 +208,7 @@ class Layer:
         step.memory.keep(self._number, xp.expand_dims(before, axis=1), state)
         y = tp.rms_norm(xp.permute_dims(y, (0, 2, 1, 3)), w["ssm_norm"], c.eps)
         y = tp.swiglu(z, xp.reshape(y, z.shape))
-        return self._summed(linear(y, w["ssm_out"]))
+        return linear(y, w["ssm_out"])
 
     def _state_heads(self, x: Array) -> tuple[Array, Array, Array]:
         """Return queries and keys of length 1 and values, each (batch, heads, tokens, state_dim)."""
@@ -233,14 +233,14 @@ class Layer:
     def feed_forward(self, h: Array) -> Array:
         """Return what the feed-forward layer, or its experts, make of features, (tokens, dim)."""
         if "ffn_gate_inp" not in self._w:
-            return self._summed(self.gated(h), "ffn_down.bias")
+            return self.summed(self.gated(h), "ffn_down.bias")
         y = self.experts(h)
         if "ffn_down_shexp" in self._w:
             shared = self.gated(h, "_shexp")
             if "ffn_gate_inp_shexp" in self._w:
                 shared = shared * tp.sigmoid(linear(h, self._w["ffn_gate_inp_shexp"]))
             y = y + shared
-        return self._summed(y)
+        return self.summed(y)
 
     def gated(self, h: Array, suffix: str = "") -> Array:
         """Return what a rank's part of the matrices of that suffix makes of features."""
@@ -260,17 +260,20 @@ class Layer:
         return gate * tp.sigmoid(gate * _SLOPE) * (up + 1.0)
 
     def experts(self, h: Array, chosen_by: Array | None = None) -> Array:
-        """Return the weighted sum of what a token's experts make of it, chosen by its features or by others."""
+        """Return the weighted sum of what a rank's part of a token's experts makes of it, chosen by it or by others."""
         c, w = self.config, self._w
         logits = linear(h if chosen_by is None else chosen_by, w["ffn_gate_inp"], w.get("ffn_gate_inp.bias"))
+        down_bias = w.get("ffn_down_exps.bias")
+        if down_bias is not None and (size := self._step.ranks.size) > 1:
+            down_bias = down_bias / size  # which all ranks add
         return routed(
             h, logits, w["ffn_gate_up_exps"], w["ffn_down_exps"], self._activated,
-            gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=w.get("ffn_down_exps.bias"),
+            gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=down_bias,
             scales=w.get("ffn_down_exps.scale"), top_k=c.experts_used, renormalize=c.renormalize,
             is_swiglu=c.activation == "swiglu",
         )  # fmt: skip
 
-    def _summed(self, part: Array, bias: str = "") -> Array:
+    def summed(self, part: Array, bias: str = "") -> Array:
         """Return the sum of all ranks' parts, and the bias of that name if there is one."""
         whole = self._step.ranks.all_reduce(part)
         return whole if bias not in self._w else whole + self._w[bias]

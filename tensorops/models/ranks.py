@@ -49,17 +49,33 @@ def divide(config: ModelConfig, size: int) -> ModelConfig:
     ValueError
         The ranks cannot have equal parts; the message lists the numbers of ranks that can.
     """
-    if problem := _indivisible(config, size):
-        fitting = [n for n in range(1, config.heads + 1) if not _indivisible(config, n)]
+    different = [config, *(config.of_block(block) for block in config.overrides)]
+
+    def problem_with(size: int) -> str:
+        return next(filter(None, (_indivisible(each, size) for each in different)), "")
+
+    if problem := problem_with(size):
+        fitting = [n for n in range(1, config.heads + 1) if not problem_with(n)]
         raise ValueError(f"{problem}; possible numbers of ranks: {', '.join(map(str, fitting))}")
-    kv_heads = max(1, config.kv_heads // size)
-    hidden = {name: getattr(config, name) // size for name in _hidden(config)}
-    return replace(config, heads=config.heads // size, kv_heads=kv_heads, **hidden)
+    overrides = {}
+    for block, own in config.overrides.items():
+        parts = _parts(config.of_block(block), size)
+        overrides[block] = {name: parts.get(name, value) for name, value in own.items()}
+    return replace(config, overrides=overrides, **_parts(config, size))
+
+
+def _parts(config: ModelConfig, size: int) -> dict[str, Any]:
+    """Return the fields that differ between a network, or a block, and one rank's part of it."""
+    parts = {name: getattr(config, name) // size for name in ("heads", *_hidden(config))}
+    return parts | {"kv_heads": max(1, config.kv_heads // size)}
 
 
 def _hidden(config: ModelConfig) -> tuple[str, ...]:
     """Return the fields with numbers of hidden features."""
-    return ("expert_hidden_dim", "shared_hidden_dim") if config.experts else ("hidden_dim",)
+    if not config.experts:
+        return ("hidden_dim",)
+    of_experts = ("expert_hidden_dim", "shared_hidden_dim")
+    return ("hidden_dim", *of_experts) if get(config.architecture).adds_experts else of_experts
 
 
 def _indivisible(config: ModelConfig, size: int) -> str:
@@ -71,7 +87,7 @@ def _indivisible(config: ModelConfig, size: int) -> str:
     for features in (getattr(config, name) for name in _hidden(config)):
         if features % size:
             return f"{features} hidden features cannot be divided among {size} ranks"
-    if size > 1 and (config.overrides or not get(config.architecture).is_divisible):
+    if size > 1 and not get(config.architecture).is_divisible:
         return f"networks of the architecture {config.architecture!r} cannot be divided among {size} ranks"
     return ""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,6 +164,37 @@ def test_ranks_give_the_tokens_of_one(saved: Any, name: str, monkeypatch: pytest
     for logits, made in world_of(monkeypatch, 2).run(on_rank):
         assert_close(logits, exact)
         assert made == tokens
+
+
+OVER_MESH = """
+import json, sys
+import jax, numpy as np
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+from tensorops.models import LanguageModel
+folder, ids = json.loads(sys.argv[1])
+model = LanguageModel.load(folder, mesh=jax.sharding.Mesh(np.asarray(jax.devices()), ("ranks",)))
+cache = model.new_cache(32)
+model(ids[:-1], cache)
+arrays = [np.asarray([number], np.int32) for number in (ids[-1], len(ids) - 1)]
+token, *_ = model.persistent(max_seq_length=32)(*arrays, cache.keys, cache.values)
+tokens = list(model.generate_ids(ids, max_new_tokens=5))
+print(json.dumps([np.asarray(model(ids)).tolist(), tokens, int(token[0])]))
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma4 with experts", "gemma4 with inputs of blocks", "qwen35moe"])
+def test_devices_of_a_mesh_give_the_tokens_of_one(saved: Any, name: str) -> None:
+    pytest.importorskip("jax")
+    folder, exact = saved(name)
+    command = [sys.executable, "-W", "error", "-c", OVER_MESH, json.dumps([str(folder), IDS[:9]])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    logits, tokens, first = json.loads(done.stdout)
+    assert_close(np.asarray(logits), exact[:9])
+    assert tokens == list(LanguageModel.load(folder, "numpy").generate_ids(IDS[:9], max_new_tokens=5))
+    assert first == tokens[0]
 
 
 @pytest.mark.parametrize(

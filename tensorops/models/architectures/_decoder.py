@@ -64,6 +64,8 @@ class Decoder:
         Names of tensors in GGUF files by those in folders, after that of the block, where the package gguf has none.
     is_divisible : bool
         Whether ranks can share the network.
+    adds_experts : bool
+        Whether blocks with experts have a feed-forward layer besides.
     activation : str
         As in `ModelConfig`.
     biases : tuple of str
@@ -81,6 +83,7 @@ class Decoder:
     folder_keys: ClassVar[frozenset[str]] = frozenset()
     folder_names: ClassVar[Mapping[str, str]] = {}
     is_divisible: ClassVar[bool] = True
+    adds_experts: ClassVar[bool] = False
     activation: ClassVar[str] = "swiglu"
     biases: ClassVar[tuple[str, ...]] = ()
     biases_are_optional: ClassVar[bool] = False

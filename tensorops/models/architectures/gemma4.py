@@ -67,7 +67,7 @@ class Gemma4(Decoder):
         "router.scale": "ffn_gate_inp.scale",
     }
     activation = "geglu_tanh"
-    is_divisible = False
+    adds_experts = True
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
@@ -173,9 +173,9 @@ class Gemma4(Decoder):
         h, x = layer.add_and_normalize(added, x, "attn_norm")
         h = layer.normalize(layer.attention(h), "post_attention_norm")
         h, x = layer.add_and_normalize(h, x, "ffn_norm")
-        h = layer.gated(h)
+        h = layer.summed(layer.gated(h))
         if layer.config.experts:
             routed = layer.normalize(x, "ffn_gate_inp.scale") * layer.config.dim**-0.5
-            own = layer.experts(layer.normalize(x, "pre_ffw_norm_2"), routed)
+            own = layer.summed(layer.experts(layer.normalize(x, "pre_ffw_norm_2"), routed))
             h = layer.normalize(h, "post_ffw_norm_1") + layer.normalize(own, "post_ffw_norm_2")
         return layer.with_inputs(x + layer.normalize(h, "post_ffw_norm")), None

@@ -38,7 +38,6 @@ class GptOss(Decoder):
         "self_attn.sinks": "attn_sinks",
     }
     activation = "clamped_swiglu"
-    is_divisible = False  # every rank would add the biases of experts
     biases = (
         "attn_q",
         "attn_k",
@@ -73,7 +72,7 @@ class GptOss(Decoder):
     def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
         yield Weight("attn_norm.weight", (c.dim,))
         yield from cls.attention_weights(c)
-        yield Weight("attn_sinks.weight", (c.heads,))
+        yield Weight("attn_sinks.weight", (c.heads,), 0)
         yield Weight("post_attention_norm.weight", (c.dim,))
         yield from cls.feed_forward_weights(c)
 

@@ -55,7 +55,6 @@ class Qwen35(Decoder):
         "mlp.experts.down_proj": "ffn_down_exps",
         "post_attention_layernorm": "post_attention_norm",
     }
-    is_divisible = False
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
