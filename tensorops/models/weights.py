@@ -115,9 +115,11 @@ class Memory:
 
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
 
-# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches: scales need
-# not be gathered from blocks. With inputs in 8 bits, blocks are faster; so are those of 8 bits on processors with VNNI.
+# Formats whose affine form is as small, or nearly so, and multiplied faster: scales need not be gathered from blocks.
+# With inputs in 8 bits, blocks are faster; with VNNI, those of 8 bits are, and those of Q4_0 nearly as fast. Experts in
+# groups are a single operator.
 AS_GROUPS = ("q4_0", "q4_1", "q8_0")
+AS_GROUPS_BY_VNNI = ("q4_1",)
 
 
 def load(
@@ -162,12 +164,17 @@ def _stays_in_blocks(tensor: Tensor | ComputedTensor, backend: str, precision: s
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return False
     format = tensor.type.name.lower()
-    are_groups = precision == "highest" and format in AS_GROUPS and not (format == "q8_0" and _has_vnni(backend))
+    as_groups = AS_GROUPS_BY_VNNI if len(tensor.shape) == 2 and _has_vnni(backend) else AS_GROUPS
+    are_groups = precision == "highest" and format in as_groups
     return not are_groups and _reads_blocks(format, tensor.shape, backend)
 
 
 def _has_vnni(backend: str) -> bool:
-    return backend == "cpu" and tp.get_backend_info(backend)["simd"] in ("v4_vnni", "v4_bf16")
+    if backend != "cpu":
+        return False
+    from tensorops.kernels.cpu import _native
+
+    return _native.target() in ("v4_vnni", "v4_bf16")
 
 
 def _reads_blocks(format: str, shape: tuple[int, ...], backend: str) -> bool:
