@@ -31,8 +31,7 @@ from make_gguf import (
     write_llama,
 )
 from tensorops import formats
-from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
-from tensorops.models import weights as weights_module
+from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf, weights as weights_module
 
 CONFIG = LlamaConfig(
     blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
