@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 import tensorops as tp
 from tensorops import formats
+from tensorops.persistent.instructions import has_vnni
 
 from .architectures import WHOLE, block_weights, find_misfit, get
 from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
@@ -164,17 +165,9 @@ def _stays_in_blocks(tensor: Tensor | ComputedTensor, backend: str, precision: s
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return False
     format = tensor.type.name.lower()
-    as_groups = AS_GROUPS_BY_VNNI if len(tensor.shape) == 2 and _has_vnni(backend) else AS_GROUPS
+    as_groups = AS_GROUPS_BY_VNNI if len(tensor.shape) == 2 and has_vnni(backend) else AS_GROUPS
     are_groups = precision == "highest" and format in as_groups
     return not are_groups and _reads_blocks(format, tensor.shape, backend)
-
-
-def _has_vnni(backend: str) -> bool:
-    if backend != "cpu":
-        return False
-    from tensorops.kernels.cpu import _native
-
-    return _native.target() in ("v4_vnni", "v4_bf16")
 
 
 def _reads_blocks(format: str, shape: tuple[int, ...], backend: str) -> bool:

@@ -236,7 +236,7 @@ def test_matrices_stay_in_blocks_where_these_are_as_fast(
     tmp_path: Path, kind: str, in_blocks: bool, has_vnni: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorops.kernels.cpu._native")
-    monkeypatch.setattr(weights_module, "_has_vnni", lambda backend: has_vnni)
+    monkeypatch.setattr(weights_module, "has_vnni", lambda backend: has_vnni)
     path = write_llama(tmp_path / "model.gguf", kind)
     model = Llama.from_gguf(path, "cpu")
     with tp.trace() as log:
