@@ -263,12 +263,9 @@ class Layer:
         """Return the weighted sum of what a rank's part of a token's experts makes of it, chosen by it or by others."""
         c, w = self.config, self._w
         logits = linear(h if chosen_by is None else chosen_by, w["ffn_gate_inp"], w.get("ffn_gate_inp.bias"))
-        down_bias = w.get("ffn_down_exps.bias")
-        if down_bias is not None and (size := self._step.ranks.size) > 1:
-            down_bias = down_bias / size  # which all ranks add
         return routed(
             h, logits, w["ffn_gate_up_exps"], w["ffn_down_exps"], self._activated,
-            gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=down_bias,
+            gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=w.get("ffn_down_exps.bias"),
             scales=w.get("ffn_down_exps.scale"), top_k=c.experts_used, renormalize=c.renormalize,
             is_swiglu=c.activation == "swiglu",
         )  # fmt: skip

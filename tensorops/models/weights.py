@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 import tensorops as tp
 from tensorops import formats
-from tensorops.persistent.instructions import has_vnni
 
 from .architectures import WHOLE, block_weights, find_misfit, get
 from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
@@ -116,11 +115,9 @@ class Memory:
 
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
 
-# Formats whose affine form is as small, or nearly so, and multiplied faster: scales need not be gathered from blocks.
-# With inputs in 8 bits, blocks are faster; with VNNI, those of 8 bits are, and those of Q4_0 nearly as fast. Experts in
-# groups are a single operator.
+# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches, and in steps
+# without Python: scales need not be gathered from blocks. With inputs in 8 bits, blocks are faster.
 AS_GROUPS = ("q4_0", "q4_1", "q8_0")
-AS_GROUPS_BY_VNNI = ("q4_1",)
 
 
 def load(
@@ -165,8 +162,7 @@ def _stays_in_blocks(tensor: Tensor | ComputedTensor, backend: str, precision: s
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return False
     format = tensor.type.name.lower()
-    as_groups = AS_GROUPS_BY_VNNI if len(tensor.shape) == 2 and has_vnni(backend) else AS_GROUPS
-    are_groups = precision == "highest" and format in as_groups
+    are_groups = precision == "highest" and format in AS_GROUPS
     return not are_groups and _reads_blocks(format, tensor.shape, backend)
 
 
@@ -255,7 +251,10 @@ def arrange(
             parts = zip(names, lengths, strict=True)
             own = [part_of(weights[name], name, axis, length, rank, ranks.size) for name, length in parts]
             if names[0].endswith(".bias"):
-                return tp.to_backend(np.concatenate([_on_host(part) for part in own], axis=-1), backend)
+                bias = np.concatenate([_on_host(part) for part in own], axis=-1)
+                if names[0].endswith("ffn_down_exps.bias"):
+                    bias = bias / np.float32(ranks.size)  # which all ranks add
+                return tp.to_backend(bias, backend)
             found = _take(memory, own, backend, precision)
             return found[0] if len(found) == 1 else found
 

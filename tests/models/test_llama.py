@@ -31,7 +31,7 @@ from make_gguf import (
     write_llama,
 )
 from tensorops import formats
-from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf, weights as weights_module
+from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
 
 CONFIG = LlamaConfig(
     blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
@@ -215,10 +215,9 @@ MIXED = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_up.weight": "Q4_0"}
     [("Q4_1", {}, 2 * 4 + 1), ("Q4_1", MIXED, 2 * 4 + 1 + 2), ("Q8_0", MIXED, 2 * 4 + 1 + 1)],
 )
 def test_matrices_of_one_format_that_multiply_the_same_input_are_one(
-    tmp_path: Path, other: str, kinds: dict[str, str], products: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, other: str, kinds: dict[str, str], products: int
 ) -> None:
     pytest.importorskip("tensorops.kernels.cpu._native")
-    monkeypatch.setattr(weights_module, "AS_GROUPS_BY_VNNI", weights_module.AS_GROUPS)  # as on every processor
     arrays = llama_arrays()
     matrices = {name: kinds.get(name, other) for name, array in arrays.items() if array.ndim == 2}
     path = write_llama(tmp_path / "model.gguf", matrices)
@@ -226,24 +225,6 @@ def test_matrices_of_one_format_that_multiply_the_same_input_are_one(
     with tp.trace() as log:
         logits = model(PROMPTS[2])
     assert [record.kernel for record in log if record.operator == "quantized_linear"] == ["cpu"] * products
-    weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
-    np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("has_vnni", [False, True])
-@pytest.mark.parametrize(("kind", "in_blocks"), [("Q4_0", True), ("Q4_1", False), ("Q8_0", True)])
-def test_matrices_stay_in_blocks_where_these_are_as_fast(
-    tmp_path: Path, kind: str, in_blocks: bool, has_vnni: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tensorops.kernels.cpu._native")
-    monkeypatch.setattr(weights_module, "has_vnni", lambda backend: has_vnni)
-    path = write_llama(tmp_path / "model.gguf", kind)
-    model = Llama.from_gguf(path, "cpu")
-    with tp.trace() as log:
-        logits = model(PROMPTS[2])
-    assert {record.kernel for record in log if record.operator == "quantized_linear"} == {"cpu"}
-    of_blocks = model._weights["blocks"][0]["attn_qkv"]
-    assert isinstance(of_blocks, weights_module.Blocks) == (in_blocks and has_vnni)
     weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
 

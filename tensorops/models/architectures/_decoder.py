@@ -144,7 +144,8 @@ class Decoder:
             for name in ("ffn_gate_exps", "ffn_up_exps"):
                 yield from cls._matrix(name, (c.experts, c.expert_hidden_dim, c.dim), 1, "ffn_gate_up_exps")
             yield from cls._matrix("ffn_down_exps", (c.experts, c.dim, c.expert_hidden_dim), 2)
-        hidden, suffix = (c.shared_hidden_dim, "_shexp") if c.experts else (c.hidden_dim, "")
+        is_shared = c.experts and not cls.adds_experts
+        hidden, suffix = (c.shared_hidden_dim, "_shexp") if is_shared else (c.hidden_dim, "")
         if hidden:
             for name in ("ffn_gate", "ffn_up"):
                 yield from cls._matrix(name + suffix, (hidden, c.dim), 0, "ffn_gate_up" + suffix)

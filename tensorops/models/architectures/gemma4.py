@@ -5,7 +5,6 @@ https://ai.google.dev/gemma/docs/core/model_card_4
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ._decoder import Decoder, Weight
@@ -148,25 +147,18 @@ class Gemma4(Decoder):
         yield output
         yield Weight("post_attention_norm.weight", (c.dim,))
         yield Weight("ffn_norm.weight", (c.dim,))
-        yield from cls.feed_forward_weights(replace(c, experts=0))
+        yield from cls.feed_forward_weights(c)
         if c.experts:
-            yield from cls.expert_weights(c)
+            yield Weight("ffn_gate_inp.scale", (c.dim,))
+            yield Weight("ffn_down_exps.scale", (c.experts,))
+            for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+                yield Weight(f"{name}.weight", (c.dim,))
         yield Weight("post_ffw_norm.weight", (c.dim,))
         if c.per_layer_dim:
             yield Weight("inp_gate.weight", (c.per_layer_dim, c.dim))
             yield Weight("proj.weight", (c.dim, c.per_layer_dim))
             yield Weight("post_norm.weight", (c.dim,))
         yield Weight("layer_output_scale.weight", (1,), is_optional=True)
-
-    @classmethod
-    def expert_weights(cls, c: ModelConfig) -> Iterator[Weight]:
-        """Yield those of experts, and of the norms around them."""
-        yield Weight("post_ffw_norm_1.weight", (c.dim,))
-        yield Weight("ffn_gate_inp.scale", (c.dim,))
-        yield Weight("pre_ffw_norm_2.weight", (c.dim,))
-        yield from cls.feed_forward_weights(c)
-        yield Weight("ffn_down_exps.scale", (c.experts,))
-        yield Weight("post_ffw_norm_2.weight", (c.dim,))
 
     @staticmethod
     def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array | None]:
