@@ -115,7 +115,7 @@ class Memory:
 
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
 
-# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches, and in steps
+# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches and in steps
 # without Python: scales need not be gathered from blocks. With inputs in 8 bits, blocks are faster.
 AS_GROUPS = ("q4_0", "q4_1", "q8_0")
 
