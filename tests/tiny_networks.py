@@ -110,11 +110,11 @@ def _transformers() -> Any:
 
 def save(name: str, folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
     """Save a network as a folder; return its logits for some tokens, which transformers computes in float64."""
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers'
-        transformers = _transformers()
+        transformers = _transformers()  # skips the test where it or torch is missing
+        import torch
+
         kind, changes = NETWORKS[name]
         sizes = {**SIZES, "max_position_embeddings": max(SIZES["max_position_embeddings"], len(ids)), **changes}
         config = getattr(transformers, f"{kind}Config")(**sizes)
