@@ -18,7 +18,8 @@ struct Target {
     TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_MEMBER)
 #undef TENSOROPS_MEMBER
 
-    // Whether panel_linear is quicker than quantized_linear: products of bytes must be one instruction.
+    // Whether panel_linear is quicker than quantized_linear, and interleaved_linear than block_linear: products of bytes
+    // must be one instruction.
     bool gains_by_panels() const { return needs.find("avx512vnni") != std::string_view::npos; }
 };
 

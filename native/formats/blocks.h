@@ -1,6 +1,7 @@
 // What formats are written with; see formats.h.
 #pragma once
 
+#include "formats.h"
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -24,10 +25,39 @@ struct BlockDefaults {
     static constexpr int fifth_bits(int) { return 0; }  // the byte with those of eight neighbours
     static constexpr bool kHasTable = false;            // of values, in which codes are places: kTable
     static constexpr std::uint8_t kSign = 0;            // is added to signed bytes
+    static constexpr bool kIsInterleaved = false;       // has `scale_of`, and with minima `minimum_of`
 };
 
 // Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones
 constexpr Field nibbles_of_32(int eight) { return {eight % 2 * 8, eight / 2 * 4}; }
+
+// Interleaved blocks: vectors whose lanes are rows, the `v`th of all
+template <class F>
+struct InterleavedBlocks {
+    const std::uint8_t* p;
+
+    const std::uint8_t* at(int offset, int v) const { return p + kInterleavedRows * offset + kVectorBytes * v; }
+    U32 word(int offset, int v) const { return load_bits<U32>(at(offset, v)); }
+    I32 signed_byte(int offset, int v) const {
+        const auto shift = static_cast<std::uint32_t>(24 - offset % 4 * 8);
+        return reinterpret_cast<I32>(word(offset - offset % 4, v) << shift) >> 24;
+    }
+#if defined(__AVX512F__)
+    // A half that is alone, or one of the two in a word
+    template <int kOffset>
+    Vec<float> half(int v) const {
+        constexpr int odd = F::kBytes % 4, lead = F::kElements == 32 ? odd : 0;
+        constexpr bool is_alone = odd == 2 && (lead == 2 ? kOffset == 0 : kOffset == F::kBytes - 2);
+        __m256i halves;
+        if constexpr (is_alone)
+            halves = load_bits<__m256i>(p + kInterleavedRows * kOffset + 32 * v);
+        else
+            halves =
+                _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(word(kOffset - kOffset % 4, v) >> kOffset % 4 * 8));
+        return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(halves));
+    }
+#endif
+};
 
 // One number for each group of a piece
 template <int kGroups>

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 
 namespace tensorops {
@@ -47,6 +48,19 @@ struct FormatSize {
 inline constexpr FormatSize kFormats[] = {TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_SIZE)};
 #undef TENSOROPS_FORMAT_SIZE
 
+// Blocks may also be interleaved, which a name's ending tells: those of 32 rows are side by side, word by word, so that
+// the lanes of a vector are rows. A byte or two that are no whole word come first in blocks of 32 weights, as scales do
+// there, else last: see tensorops/formats/_interleaved.py. A word at some place in a block is then at 32 times this.
+inline constexpr std::int64_t kInterleavedRows = 32;
+inline constexpr std::string_view kInterleaved = "_x32";
+
+// The name without that ending
+inline std::string_view without_ending(std::string_view name) {
+    const std::size_t length = name.size(), ending = kInterleaved.size();
+    const bool has_it = length > ending && name.substr(length - ending) == kInterleaved;
+    return has_it ? name.substr(0, length - ending) : name;
+}
+
 // The format of this name, or Format::none.
 inline Format find_format(std::string_view name) {
     int index = 0;
@@ -58,5 +72,40 @@ inline Format find_format(std::string_view name) {
 }
 
 inline const FormatSize& size_of(Format format) { return kFormats[static_cast<int>(format)]; }
+
+// Whether a kernel multiplies interleaved blocks of a format, whose struct has what that needs.
+constexpr bool multiplies_interleaved(Format format) {
+    switch (format) {
+        case Format::iq4_nl:
+        case Format::iq4_xs:
+        case Format::q4_0:
+        case Format::q4_1:
+        case Format::q4_k:
+        case Format::q5_0:
+        case Format::q5_1:
+        case Format::q5_k:
+        case Format::q6_k:
+        case Format::q8_0:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// Copies some blocks of a row out of interleaved ones; `blocks` are those of the 32 rows.
+inline void copy_interleaved(const FormatSize& format, const char* blocks, std::int64_t row, std::int64_t count,
+                             char* to) {
+    const std::int64_t odd = format.bytes % 4, words = format.bytes / 4, lead = format.elements == 32 ? odd : 0;
+    const auto copy = [&](std::int64_t size) {
+        std::memcpy(to, blocks + row * size, static_cast<std::size_t>(size));
+        to += size;
+        blocks += kInterleavedRows * size;
+    };
+    for (std::int64_t block = 0; block < count; ++block) {
+        if (lead != 0) copy(lead);
+        for (std::int64_t word = 0; word < words; ++word) copy(4);
+        if (odd != lead) copy(odd);
+    }
+}
 
 }  // namespace tensorops

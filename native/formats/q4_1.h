@@ -14,6 +14,16 @@ struct q4_1 : BlockDefaults {
 #if defined(__AVX512F__)
     static Vec<float> pairs(const std::uint8_t* p) { return pairs_at<kBytes>(p); }
 #endif
+
+    static constexpr bool kIsInterleaved = true;
+    template <int, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        return blocks.template half<0>(v);
+    }
+    template <int, class Blocks>
+    static Vec<float> minimum_of(const Blocks& blocks, int v) {
+        return blocks.template half<2>(v);
+    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -15,6 +15,18 @@ inline std::uint64_t six_bit_minima(const std::uint8_t* p) {
     return in_order(second & 0x3f3f3f3fu, ((last >> 4) & 0x0f0f0f0fu) | ((second >> 6) & 0x03030303u) << 4);
 }
 
+// That of a group, in lanes; `first` is the word with the first four, and the upper bits of the others.
+template <int g, class Blocks>
+inline Vec<float> six_bits_of(const Blocks& blocks, int v, int first, int shift_of_last) {
+    U32 six;
+    if (g < 4)
+        six = blocks.word(first, v) >> static_cast<std::uint32_t>(8 * g) & 63;
+    else
+        six = (blocks.word(12, v) >> static_cast<std::uint32_t>(8 * (g - 4) + shift_of_last) & 15) |
+              (blocks.word(first, v) >> static_cast<std::uint32_t>(8 * (g - 4) + 2) & 48);
+    return __builtin_convertvector(reinterpret_cast<I32>(six), Vec<float>);
+}
+
 #if defined(__AVX512F__)
 // Both, each scale before its minimum, from the beginning of a block
 inline __m128i six_bit_pairs(const std::uint8_t* p) {
@@ -41,6 +53,16 @@ struct q4_k : BlockDefaults {
         return reinterpret_cast<Vec<float>>(wide) * pair_at(load_32(p) ^ 0x80000000u);  // minima are subtracted
     }
 #endif
+
+    static constexpr bool kIsInterleaved = true;
+    template <int g, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        return blocks.template half<0>(v) * six_bits_of<g>(blocks, v, 4, 0);
+    }
+    template <int g, class Blocks>
+    static Vec<float> minimum_of(const Blocks& blocks, int v) {
+        return -(blocks.template half<2>(v) * six_bits_of<g>(blocks, v, 8, 4));
+    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

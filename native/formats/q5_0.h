@@ -11,6 +11,12 @@ struct q5_0 : BlockDefaults {
     static constexpr Field low(int eight) { return {6 + nibbles_of_32(eight).offset, nibbles_of_32(eight).shift}; }
     static constexpr int fifth_bits(int eight) { return 2 + eight; }
     static Factors<8> scales(const std::uint8_t* p) { return halves_at<kBytes>(p); }
+
+    static constexpr bool kIsInterleaved = true;
+    template <int, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        return blocks.template half<0>(v);
+    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -15,6 +15,16 @@ struct q5_k : BlockDefaults {
 #if defined(__AVX512F__)
     static Vec<float> pairs(const std::uint8_t* p) { return q4_k::pairs(p); }
 #endif
+
+    static constexpr bool kIsInterleaved = true;
+    template <int g, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        return q4_k::scale_of<g>(blocks, v);
+    }
+    template <int g, class Blocks>
+    static Vec<float> minimum_of(const Blocks& blocks, int v) {
+        return q4_k::minimum_of<g>(blocks, v);
+    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -12,6 +12,12 @@ struct q6_k : BlockDefaults {
     static Factors<16> scales(const std::uint8_t* p) {
         return bytes_times<16>(half_at(p + 208), load_64(p + 192), load_64(p + 200));
     }
+
+    static constexpr bool kIsInterleaved = true;
+    template <int g, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        return blocks.template half<208>(v) * __builtin_convertvector(blocks.signed_byte(192 + g, v), Vec<float>);
+    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -11,9 +11,8 @@
 
 #include <memory>
 
+#include "block_outputs.h"
 #include "block_panels.h"
-#include "block_values.h"
-#include "dot_tiles.h"
 #include "every_format.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -22,12 +21,6 @@ namespace {
 // The number of rows up to which blocks are multiplied as they are
 constexpr std::int64_t kFewRows = 4, kFewRowsWithoutPanels = 16;
 constexpr std::int64_t kAhead = 8192;  // how many bytes ahead blocks are fetched
-
-void put_outputs(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, const float* y) {
-    for_narrow_dtype(op.x_dtype, [&](auto t) {
-        store_outputs(reinterpret_cast<decltype(t)*>(op.y) + row * op.outputs + first, y, nullptr, width);
-    });
-}
 
 // ------------------------------------------------------------------------------------------------- a few rows of x
 
@@ -212,28 +205,6 @@ inline __attribute__((always_inline)) float output(const std::uint8_t* weight, c
 
 constexpr std::int64_t kOutputs = 16;  // computed one after another
 
-// An output that integers do not give: their sums overflow where the result may not.
-float careful_output(const BlockLinear& op, std::int64_t row, std::int64_t index) {
-    const FormatSize& size = size_of(op.format);
-    const char *blocks = op.weight + index * op.weight_stride, *from = op.x.row(row);
-    float w[kPiece], x[kPiece];
-    double sum = 0;
-    for (std::int64_t begin = 0; begin < op.x.length; begin += kPiece) {
-        const std::int64_t n = std::min<std::int64_t>(op.x.length - begin, kPiece);
-        unpack_row(op.format, blocks + size.row_bytes(begin), n, w);
-        widen(op.x_dtype, from + begin * size_of(op.x_dtype), x, n);
-        for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
-    }
-    return static_cast<float>(sum);
-}
-
-// Multiplies outputs of a row of x by the factor that is left, and mends those that are not finite.
-void finish(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, float back, float* y) {
-    if (__builtin_expect(finish_outputs(y, width, back), 1)) return;
-    for (std::int64_t i = 0; i < width; ++i)
-        if (y[i] - y[i] != 0) y[i] = careful_output(op, row, first + i);
-}
-
 template <class F, class D>
 [[gnu::noinline]] void outputs(const BlockLinear& op, const XRow<D>& x, std::int64_t first, std::int64_t width,
                                float* y) {
@@ -296,19 +267,6 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
 }
 
 #endif
-
-void products_in_float(const BlockLinear& op, int threads) {
-    for_narrow_dtype(op.x_dtype, [&](auto t) {
-        using T = decltype(t);
-        products_with_rows<T, float>(
-            op.x, reinterpret_cast<T*>(op.y), op.outputs, nullptr,
-            [&op](std::int64_t index, float* w) {
-                unpack_row(op.format, op.weight + index * op.weight_stride, op.x.length, w);
-                return w;
-            },
-            [&op](const T* from, float* to) { convert(from, to, op.x.length); }, threads);
-    });
-}
 
 template <class F, int kDigits>
 bool products_of(const BlockLinear& op, int threads) {

@@ -1,4 +1,4 @@
-// The arguments of the kernel in block_linear.cpp.
+// The arguments of the kernels in block_linear.cpp and interleaved_linear.cpp.
 #pragma once
 
 #include "elements.h"
@@ -16,6 +16,7 @@ struct BlockLinear {
     int digits;  // of x: 1 of 8 bits, or 3, which is as accurate as float32
     char* y;
     Dtype x_dtype;
+    bool is_interleaved;  // for interleaved_linear
 };
 
 }  // namespace tensorops

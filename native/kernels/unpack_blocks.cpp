@@ -60,11 +60,27 @@ void unpack_row(Format format, const char* blocks, std::int64_t length, float* t
     for_format(format, [=](auto f) { unpack<decltype(f)>(blocks, length, to); });
 }
 
+void unpack_some(Format format, bool is_interleaved, const char* blocks, std::int64_t stride, std::int64_t index,
+                 std::int64_t begin, std::int64_t length, float* to) {
+    const FormatSize& size = size_of(format);
+    if (!is_interleaved) return unpack_row(format, blocks + index * stride + size.row_bytes(begin), length, to);
+    const std::int64_t row = index % kInterleavedRows;
+    blocks += (index - row) * stride + kInterleavedRows * size.row_bytes(begin);
+    constexpr std::int64_t kAtOnce = 1024;  // of every format, whole blocks
+    char own[2 * kAtOnce];
+    for (std::int64_t i = 0; i < length; i += kAtOnce) {
+        const std::int64_t n = std::min(kAtOnce, length - i);
+        copy_interleaved(size, blocks + kInterleavedRows * size.row_bytes(i), row, n / size.elements, own);
+        unpack_row(format, own, n, to + i);
+    }
+}
+
 TENSOROPS_KERNEL(unpack_blocks, UnpackBlocks) {
     Interruption* const at = interruption;
     over_shares(threads_for(op.rows, op.rows * op.length * 4), op.rows, 1, [&](Share share) {
         for (std::int64_t r = share.begin; r < share.end && !leaves(at, op.length * 4); ++r)
-            unpack_row(op.format, op.blocks + r * op.stride, op.length, op.to + r * op.length);
+            unpack_some(op.format, op.is_interleaved, op.blocks, op.stride, op.first + r, 0, op.length,
+                        op.to + r * op.length);
     });
 }
 

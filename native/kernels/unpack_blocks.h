@@ -11,6 +11,8 @@ struct UnpackBlocks {
     std::int64_t stride, rows, length;  // of a row, in weights
     Format format;
     float* to;
+    bool is_interleaved;
+    std::int64_t first;  // row to unpack
 };
 
 }  // namespace tensorops

@@ -98,6 +98,15 @@ inline Reason find_row_bytes(std::string_view format, std::int64_t columns, std:
     return columns % size_of(found).elements == 0 ? Reason{} : "the last axis of x is not whole blocks";
 }
 
+inline bool is_interleaved(std::string_view format) { return without_ending(format).size() < format.size(); }
+
+// What interleaved blocks must be for kernels
+inline Reason refuse_interleaved(const Array& weight) {
+    if (weight.shape[0] % kInterleavedRows != 0)
+        return "weight has " + std::to_string(weight.shape[0]) + " rows, not a multiple of 32";
+    return weight.is_contiguous_from(0) ? Reason{} : "weight is not contiguous";
+}
+
 // Digits of x for an option `precision`
 inline int read_digits(Reader& in) { return in.choice({"highest", "high", "low"}) == 2 ? 1 : 3; }
 

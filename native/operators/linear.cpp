@@ -64,7 +64,8 @@ TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {
     Reader in(call);
     const Array &ids = in.array(kIntegers), &weight = in.array(kAll);
     const Value& named = in.value();
-    const Format format = named.kind == Value::text ? find_format(named.view()) : Format::none;
+    const Format format = named.kind == Value::text ? find_format(without_ending(named.view())) : Format::none;
+    const bool interleaved = named.kind == Value::text && is_interleaved(named.view());
     const bool has_blocks = format != Format::none;
     in.require(named.kind == Value::none || has_blocks, "format has no compiled kernel");
     in.require(has_blocks ? weight.dtype == Dtype::uint8 : is_floating(weight.dtype),
@@ -74,6 +75,7 @@ TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {
     in.require(weight.size() != 0, "weight is empty");
     if (!in.require(weight.is_contiguous_from(weight.ndim - 1), "the last axis of weight is not contiguous"))
         return in.reason;
+    if (interleaved && !in.require(refuse_interleaved(weight))) return in.reason;
     const std::int64_t rows = weight.shape[0], width = weight.shape[1];
     if (has_blocks && width % size_of(format).bytes != 0) return "the rows of weight are not whole blocks";
     std::vector<std::int64_t> numbers;
@@ -96,11 +98,11 @@ TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {
         Interruption* const at = interruption;
         over_shares(threads_for(count, 2 * count * bytes), count, 1, [=](Share mine) {
             for (std::int64_t k = mine.begin; k < mine.end && !leaves(at, bytes); ++k) {
-                const char* row = from + id[k] * stride;
                 if (has_blocks)
-                    target().unpack_blocks({row, stride, 1, length, format, reinterpret_cast<float*>(to + k * bytes)});
+                    target().unpack_blocks({from, stride, 1, length, format, reinterpret_cast<float*>(to + k * bytes),
+                                            interleaved, id[k]});
                 else
-                    std::memcpy(to + k * bytes, row, static_cast<std::size_t>(bytes));
+                    std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
             }
         });
     });

@@ -19,28 +19,36 @@ Reason refuse_format(std::int64_t bits, std::int64_t group_size, std::int64_t co
 Reason product_with_blocks(Call& call, Reader& in, const Array& x, const Array& weight, std::string_view format,
                            int digits) {
     std::int64_t row_bytes = 0;
-    if (!in.require(find_row_bytes(format, x.length(), row_bytes))) return in.reason;
+    if (!in.require(find_row_bytes(without_ending(format), x.length(), row_bytes))) return in.reason;
     if (!in.require(refuse_matrix("weight", weight, kAny, row_bytes))) return in.reason;
     BlockLinear op{};
     op.outputs = weight.shape[0];
+    op.is_interleaved = is_interleaved(format);
+    if (op.is_interleaved && !in.require(refuse_interleaved(weight))) return in.reason;
+    op.format = find_format(without_ending(format));
+    if (op.is_interleaved && !(target().gains_by_panels() && multiplies_interleaved(op.format)))
+        return "on the target " + std::string(target().name) + ", no kernel multiplies blocks of format '" +
+               std::string(format) + "'";
     Array y;
     if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
     op.x = rows_of(x);
     op.weight = weight.data;
     op.weight_stride = weight.stride(0);
-    op.format = find_format(format);
     op.digits = digits;
     op.y = y.data;
     op.x_dtype = x.dtype;
-    call.compute(product(weight.bytes(), op.x.count), [&op] { target().block_linear(op); });
+    const auto kernel = op.is_interleaved ? target().interleaved_linear : target().block_linear;
+    call.compute(product(weight.bytes(), op.x.count), [&op, kernel] { kernel(op); });
     return {};
 }
 
 Reason values_of_blocks(Call& call, Reader& in, const Array& weight, std::string_view format) {
     UnpackBlocks op{};
-    op.format = find_format(format);
+    op.format = find_format(without_ending(format));
+    op.is_interleaved = is_interleaved(format);
     if (op.format == Format::none) return "format '" + std::string(format) + "' has no compiled kernel";
     in.require(refuse_matrix("weight", weight));
+    if (op.is_interleaved && !in.require(refuse_interleaved(weight))) return in.reason;
     if (!in.require(weight.shape[1] % size_of(op.format).bytes == 0, "the rows of weight are not whole blocks"))
         return in.reason;
     op.blocks = weight.data;

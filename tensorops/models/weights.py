@@ -113,10 +113,12 @@ class Memory:
         return place
 
 
+INTERLEAVED = "_x32"  # behind the name of a format
+AT_ONCE = 1 << 19  # bytes that are read before they are interleaved
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
 
-# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches and in steps
-# without Python: scales need not be gathered from blocks. With inputs in 8 bits, blocks are faster.
+# Formats whose affine form is as small, or nearly so, and is multiplied faster than blocks where weights are in caches and
+# in steps without Python: scales need not be gathered from blocks. With inputs in 8 bits, blocks are faster.
 AS_GROUPS = ("q4_0", "q4_1", "q8_0")
 
 
@@ -125,7 +127,8 @@ def load(
 ) -> np.ndarray[Any, Any] | QuantizedWeight | BlockWeight:
     """Return a tensor in host memory: quantised if a backend has a kernel for it, else in float32.
 
-    Blocks stay as they are where a kernel reads them and that is faster, and else become affine groups.
+    Blocks are interleaved where a kernel reads them so; else they stay as they are where a kernel reads them and that
+    is faster than affine groups.
 
     Parameters
     ----------
@@ -148,8 +151,8 @@ def load(
         if isinstance(made, QuantizedWeight):
             return made if _kernel_for(made, backend) != "generic" else tensor.dequantize()
         return made
-    if _stays_in_blocks(tensor, backend, precision):
-        return tensor.blocks()
+    if (format := _blocks_for(tensor, backend, precision)) is not None:
+        return _read_blocks(Memory(tensor.nbytes), [tensor], format)
     if len(tensor.shape) > 1 and tensor.is_quantized:
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
@@ -158,19 +161,25 @@ def load(
     return tensor.dequantize()
 
 
-def _stays_in_blocks(tensor: Tensor | ComputedTensor, backend: str, precision: str) -> bool:
+def _blocks_for(tensor: Tensor | ComputedTensor, backend: str, precision: str, rows: int | None = None) -> str | None:
+    """Return the format of the blocks that a backend multiplies a tensor in, if it does; `rows`, with others joined."""
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
-        return False
-    format = tensor.type.name.lower()
-    are_groups = precision == "highest" and format in AS_GROUPS
-    return not are_groups and _reads_blocks(format, tensor.shape, backend)
+        return None
+    name = tensor.type.name.lower()
+    interleaved = name + INTERLEAVED
+    if len(tensor.shape) == 2 and not (rows or tensor.shape[0]) % 32 and _reads_blocks(interleaved, tensor.shape, backend):
+        return interleaved
+    are_groups = precision == "highest" and name in AS_GROUPS
+    return name if not are_groups and _reads_blocks(name, tensor.shape, backend) else None
 
 
 def _reads_blocks(format: str, shape: tuple[int, ...], backend: str) -> bool:
     """Return whether a backend has a kernel for the blocks of a matrix; asks with one row of zeros."""
     of = formats.get(format)
     width = shape[-1] // of.elements * of.nbytes
-    blocks = tp.to_backend(np.zeros((1,) * (len(shape) - 1) + (width,), dtype=np.uint8), backend)
+    rows = of.ROWS if isinstance(of, formats.Interleaved) else 1
+    stored = np.zeros((*(1,) * (len(shape) - 2), rows, width), dtype=np.uint8)
+    blocks = tp.to_backend(stored, backend)
     return _product(backend, shape[-1], blocks, format=of.name) != "generic"
 
 
@@ -325,21 +334,36 @@ def _take(memory: Memory, weights: Sequence[Stored], backend: str, precision: st
     """Return weights on a backend; those of a file as one matrix if they have one format."""
     if not all(isinstance(weight, Tensor | ComputedTensor) for weight in weights):
         return [tp.to_backend(_plain(weight, precision), backend) for weight in weights]  # they stay the caller's
-    if len({getattr(w, "type", None) for w in weights}) == 1 and _stays_in_blocks(weights[0], backend, precision):
-        joined = [_read_blocks(memory, weights)]
+    format = None
+    if len({getattr(weight, "type", None) for weight in weights}) == 1:
+        format = _blocks_for(weights[0], backend, precision, sum(weight.shape[-2:][0] for weight in weights))
+    if format is not None:
+        joined = [_read_blocks(memory, weights, format)]
     else:
         loaded: list[Any] = [load(tensor, backend, precision) for tensor in weights]
         joined = [memory.copy(weight) for weight in (loaded if len(loaded) == 1 else _join(loaded))]
     return [tp.to_backend(_plain(weight, precision), backend) for weight in joined]
 
 
-def _read_blocks(memory: Memory, tensors: Sequence[Any]) -> BlockWeight:
-    """Return one matrix with the rows of all tensors, which have one format; none is copied after it was read."""
+def _read_blocks(memory: Memory, tensors: Sequence[Any], format: str) -> BlockWeight:
+    """Return one matrix with the rows of all tensors, in blocks of a format that is theirs or interleaves theirs."""
     rows = list(itertools.accumulate((tensor.shape[-2] for tensor in tensors), initial=0))
     blocks = memory.empty(sum(tensor.nbytes for tensor in tensors)).reshape(*tensors[0].shape[:-2], rows[-1], -1)
-    for tensor, start, stop in zip(tensors, rows[:-1], rows[1:], strict=True):
-        tensor.blocks(blocks[..., start:stop, :])
-    return BlockWeight(blocks, tensors[0].type.name.lower())
+    of = formats.get(format)
+    if not isinstance(of, formats.Interleaved):
+        for tensor, start, stop in zip(tensors, rows[:-1], rows[1:], strict=True):
+            tensor.blocks(blocks[..., start:stop, :])
+        return BlockWeight(blocks, format)
+    at_once = of.ROWS * max(AT_ONCE // (of.ROWS * blocks.shape[-1]), 1)  # rows, which are still in caches then
+    piece = np.empty((at_once, blocks.shape[-1]), np.uint8)
+    for start in range(0, rows[-1], at_once):
+        end = min(start + at_once, rows[-1])
+        for tensor, first, stop in zip(tensors, rows[:-1], rows[1:], strict=True):
+            begin, last = max(start, first), min(end, stop)
+            if begin < last:
+                tensor.part(0, begin - first, last - first).blocks(piece[begin - start : last - start])
+        of.store(piece[: end - start], blocks[start:end])
+    return BlockWeight(blocks, format)
 
 
 def _join(weights: list[Any]) -> list[Any]:

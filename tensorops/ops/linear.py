@@ -202,7 +202,7 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT], *, format: str | None
     weight : array, floating point, shape (vocabulary, dim)
         Table :math:`W`. With a `format`, rows of its blocks in uint8, as files store them.
     format : str, optional
-        One of `tensorops.formats.names`.
+        A name for `tensorops.formats.get`.
 
     Returns
     -------
@@ -228,7 +228,10 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT], *, format: str | None
     xp = get_namespace(ids, weight)
     require_indices("embedding", "ids", ids, weight.shape[0], xp)
     flat = xp.reshape(widen_integers(xp, ids, creation_device(ids)), (-1,))
-    rows = rows_of(xp, weight, flat)
-    if format is not None:
-        rows = formats.get(format).values(xp, rows)
+    of = None if format is None else formats.get(format)
+    if isinstance(of, formats.Interleaved):
+        rows = of.of.values(xp, of.rows(xp, weight, flat))
+    else:
+        rows = rows_of(xp, weight, flat)
+        rows = rows if of is None else of.values(xp, rows)
     return xp.reshape(rows, (*ids.shape, rows.shape[1]))

@@ -119,6 +119,10 @@ def check_blocks(name: str, label: str, weight: Array, others: dict[str, Any], f
         raise ValueError(
             f"{name}: {label} has rows of {weight.shape[-1]} bytes, not of whole blocks of {found.nbytes} bytes"
         )
+    if isinstance(found, formats.Interleaved) and weight.shape[-2] % formats.Interleaved.ROWS:
+        raise ValueError(
+            f"{name}: {label} has {weight.shape[-2]} rows, but format {format!r} interleaves {formats.Interleaved.ROWS}"
+        )
     return found
 
 
@@ -184,12 +188,15 @@ def _check_quantized_linear(
     return options
 
 
-def _quantized_linear_rows(x: Array, weight: Array, scales: Array | None, biases: Array | None, **_: Any) -> RowAxes:
+def _quantized_linear_rows(
+    x: Array, weight: Array, scales: Array | None, biases: Array | None, format: str = AFFINE, **_: Any
+) -> RowAxes:
     *rows, columns = every_axis(x)
     out, packed, groups = range(x.ndim, x.ndim + 3)
     if scales is None:
         arrays = given(x=(x, every_axis(x)), weight=(weight, (out, packed)))
-        return RowAxes(arrays, (*rows, out), whole=(columns, packed))
+        together = (out,) if isinstance(formats.get(format), formats.Interleaved) else ()
+        return RowAxes(arrays, (*rows, out), whole=(columns, packed, *together))
     arrays = given(
         x=(x, every_axis(x)),
         weight=(weight, (out, packed)),

@@ -91,7 +91,9 @@ class Call:
 
 
 def bytes_touched(call: Call, place: Place) -> int:
-    """Return how many bytes a call touches of an array: for take and put, only the selected rows."""
+    """Return how many bytes a call touches of an array: for take, embedding and put, only about the selected rows."""
+    if call.compiled == "embedding" and place is call.arguments[1]:
+        return int(call.results[0].value.nbytes)
     if call.compiled == "take" and place is call.arguments[0]:
         return int(call.results[0].value.nbytes)
     if call.compiled == "put" and place is call.results[0]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorops import formats
 from tensorops._operator import Operator
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
@@ -41,6 +42,11 @@ _OF_FLOATS = ("minimum", "maximum")
 _COMPILED = frozenset(_native.operators())
 _MOST_AXES = 8  # of an array with strides
 _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
+
+
+def _is_interleaved(format: str | None) -> bool:
+    """Return whether rows cannot be taken before they are read: several belong together."""
+    return format is not None and isinstance(formats.get(format), formats.Interleaved)
 
 
 @dataclass(eq=False)
@@ -329,7 +335,7 @@ class Recorder:
             return operator.compute(**known)
         arguments = operator.canonical(*args, **kwargs)
         self._current = name
-        if name == "embedding":
+        if name == "embedding" and not _is_interleaved(arguments["format"]):
             ids = arguments["ids"]
             flat = ids.reshape((-1,))
             rows = self.take(arguments["weight"], flat, 0)
