@@ -170,16 +170,35 @@ Input random_blocks(Test& t, tensorops::Format format, std::int64_t blocks) {
     return stored;
 }
 
-void blocks_of(Test& t, tensorops::Format format, std::int64_t rows, std::int64_t outputs, int digits) {
+// Blocks of rows of `blocks`, those of 32 rows word by word
+std::vector<Real> interleaved(const std::vector<Real>& stored, const FormatSize& size, std::int64_t blocks) {
+    const std::int64_t odd = size.bytes % 4, lead = size.elements == 32 ? odd : 0;
+    std::vector<Real> made;
+    for (std::int64_t unit = 0; unit < static_cast<std::int64_t>(stored.size()) / (32 * size.bytes); ++unit) {
+        const std::int64_t band = unit / blocks, block = unit % blocks;
+        for (std::int64_t start = 0, length; start < size.bytes; start += length) {
+            length = start < lead ? lead : std::min<std::int64_t>(4, size.bytes - start);
+            for (std::int64_t row = 32 * band; row < 32 * (band + 1); ++row)
+                for (std::int64_t i = start; i < start + length; ++i)
+                    made.push_back(stored[static_cast<std::size_t>((row * blocks + block) * size.bytes + i)]);
+        }
+    }
+    return made;
+}
+
+void blocks_of(Test& t, tensorops::Format format, std::int64_t rows, std::int64_t outputs, int digits,
+               bool is_interleaved) {
     const FormatSize& size = size_of(format);
     const std::int64_t blocks = t.many_threads ? t.length / 16 : t.length;
     const std::int64_t n = blocks * size.elements, row_bytes = blocks * size.bytes;
-    const Input stored =
-        laid_out(random_blocks(t, format, outputs * blocks), {outputs, row_bytes}, {0}, t.length % 2 ? 3 : 0);
+    const Input plain = random_blocks(t, format, outputs * blocks);
+    Input stored = plain;
+    if (is_interleaved) stored.values = interleaved(plain.values, size, blocks);
+    stored = laid_out(stored, {outputs, row_bytes}, {0}, t.length % 2 && !is_interleaved ? 3 : 0);
     const Input x = laid_out(t.random(rows * n), {rows, n}, {0}, t.length % 2 ? 0 : 7);
     std::vector<float> values;
     std::vector<unsigned char> bytes;
-    for (const Real& byte : stored.values) bytes.push_back(static_cast<unsigned char>(byte));
+    for (const Real& byte : plain.values) bytes.push_back(static_cast<unsigned char>(byte));
     for (std::int64_t i = 0; i < outputs * n; ++i) {
         const Parts found =
             parts_of(format, bytes.data() + i / size.elements * size.bytes, static_cast<int>(i % size.elements));
@@ -190,7 +209,8 @@ void blocks_of(Test& t, tensorops::Format format, std::int64_t rows, std::int64_
     if (digits == 3 && t.dtype == Dtype::float32)
         t.check("unpack " + name, {0, 0}, {stored}, Expected::exactly(values), [&](const Test::Call& call) {
             const std::int64_t stride = stored.stride[0];
-            target().unpack_blocks({call.in[0], stride, outputs, n, format, reinterpret_cast<float*>(call.out)});
+            target().unpack_blocks(
+                {call.in[0], stride, outputs, n, format, reinterpret_cast<float*>(call.out), is_interleaved, 0});
         });
     Expected expected;
     for (std::int64_t r = 0; r < rows; ++r)
@@ -217,7 +237,8 @@ void blocks_of(Test& t, tensorops::Format format, std::int64_t rows, std::int64_
         op.digits = digits;
         op.y = call.out;
         op.x_dtype = t.dtype;
-        target().block_linear(op);
+        op.is_interleaved = is_interleaved;
+        (is_interleaved ? target().interleaved_linear : target().block_linear)(op);
     });
 }
 
@@ -231,7 +252,19 @@ void block_linear(Test& t) {
         for (int digits : {3, 1}) {
             ++index;
             blocks_of(t, static_cast<tensorops::Format>(format), few_rows[index % 5],
-                      t.many_threads ? 300 : few_outputs[index % 4], digits);
+                      t.many_threads ? 300 : few_outputs[index % 4], digits, false);
+        }
+}
+
+void interleaved_linear(Test& t) {
+    if (t.dtype == Dtype::float64 || (t.length > 17 && !t.many_threads)) return;
+    const std::int64_t few_rows[] = {1, 2, 3, 5, 9};
+    std::int64_t index = t.length;
+    for (int format = 0; format < static_cast<int>(tensorops::Format::none); ++format)
+        for (int digits : {3, 1}) {
+            ++index;
+            blocks_of(t, static_cast<tensorops::Format>(format), few_rows[index % 5],
+                      t.many_threads ? 320 : 32 * (1 + index % 2), digits, true);
         }
 }
 

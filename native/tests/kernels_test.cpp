@@ -371,6 +371,7 @@ constexpr Entry TESTS[] = {
     {"grouped_quantized_linear", grouped_quantized_linear, Lengths::few},
     {"linear", linear, Lengths::all_and_long},
     {"block_linear", block_linear, Lengths::few},
+    {"interleaved_linear", interleaved_linear, Lengths::few},
     {"quantize", quantize, Lengths::few},
     {"dequantize", dequantize, Lengths::few},
     {"quantized_linear", quantized_linear, Lengths::few},

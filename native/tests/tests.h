@@ -7,6 +7,7 @@ namespace tensorops::tests {
 
 void attention(Test& t);                 // a number of keys
 void block_linear(Test& t);              // a number of blocks
+void interleaved_linear(Test& t);        // a number of blocks
 void causal_conv1d(Test& t);             // a number of channels
 void conversion(Test& t);                // in rows of that many
 void cross_entropy(Test& t);             // a number of classes

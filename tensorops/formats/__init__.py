@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tensorops._messages import meant
 from tensorops.formats._format import Affine, Format, Groups
 from tensorops.formats._fp8 import fp8_blocks
-from tensorops.formats._interleaved import ENDING, Interleaved, interleaved
+from tensorops.formats._interleaved import Interleaved, interleaved
 from tensorops.formats.sparse_2_4 import prune_2_4
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def get(name: str) -> Format:
     >>> q8_0.values(np, stored)[0, :4]
     array([0., 1., 2., 3.], dtype=float32)
     """
-    if name.endswith(ENDING):
-        return interleaved(get(name.removesuffix(ENDING)))
+    if name.endswith(Interleaved.ENDING):
+        return interleaved(get(name.removesuffix(Interleaved.ENDING)))
     if name in _OWN:
         found = import_module(f"tensorops.formats.{name}").FORMAT
     else:

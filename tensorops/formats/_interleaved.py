@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from tensorops._typing import Array, Namespace
 from tensorops.formats._format import Format, Groups
-
-ENDING = "_x32"
+from tensorops.libraries import creation_device
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,22 @@ class Interleaved(Format):
     ----------
     ROWS : int
         How many rows are side by side.
+    ENDING : str
+        What its name has behind that of the format.
     """
 
     ROWS: ClassVar[int] = 32
+    ENDING: ClassVar[str] = "_x32"
     LINE: ClassVar[int] = 64  # bytes of a cache line, at which words of all rows begin
     of: Format = field(kw_only=True)
 
     def rows(self, xp: Namespace, stored: Array, ids: Array) -> Array:
         """Return some rows, in blocks of the format that is interleaved."""
-        *_, out, width = stored.shape
-        bands = xp.take(xp.reshape(stored, (out // self.ROWS, self.ROWS * width)), ids // self.ROWS, axis=0)
-        separate = self._separate(xp, xp.reshape(bands, (ids.shape[0] * self.ROWS, width)))
-        first = xp.arange(ids.shape[0], dtype=ids.dtype) * self.ROWS
-        return xp.take(separate, first + ids % self.ROWS, axis=0)
+        within, device = ids % self.ROWS, creation_device(ids)
+        together = xp.expand_dims(ids - within, axis=1) + xp.arange(self.ROWS, dtype=ids.dtype, device=device)
+        some = xp.take(stored, xp.reshape(together, (-1,)), axis=0)  # not of a reshaped matrix, which may be a copy
+        first = xp.arange(ids.shape[0], dtype=ids.dtype, device=device) * self.ROWS
+        return xp.take(self.separate(xp, some), first + within, axis=0)
 
     def store(self, blocks: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8] | None = None) -> Any:
         """Return blocks of the format that is interleaved in this one.
@@ -74,32 +76,36 @@ class Interleaved(Format):
             memory = np.empty(blocks.size + self.LINE, np.uint8)
             start = -memory.ctypes.data % self.LINE
             place = memory[start : start + blocks.size].reshape(blocks.shape)
-        shape = (*before, out // self.ROWS, width // self.nbytes, self.ROWS * self.nbytes)
-        given = blocks.reshape(*before, out // self.ROWS, self.ROWS, width // self.nbytes, self.nbytes)
-        made = place.reshape(shape)
-        for start, count, size in self._pieces():
-            word = np.dtype(f"V{size}") if size == 1 else np.dtype(f"u{size}")
-            end = start + count * size
-            to = made[..., self.ROWS * start : self.ROWS * end].view(word).reshape(*shape[:-1], count, self.ROWS, copy=False)
+        bands, count = out // self.ROWS, width // self.nbytes
+        given = blocks.reshape(*before, bands, self.ROWS, count, self.nbytes)
+        made = place.reshape(*before, bands, count, self.ROWS * self.nbytes)
+        for start, words, size in self._pieces():
+            end, word = start + words * size, np.dtype(f"u{size}")
+            to = made[..., self.ROWS * start : self.ROWS * end].view(word)
+            to = to.reshape(*to.shape[:-1], words, self.ROWS)  # a view: one axis becomes two
             to[...] = np.moveaxis(given[..., start:end].view(word), -3, -1)
         return place
 
-    def values(self, xp: Namespace, stored: Array) -> Array:
-        """Return the stored numbers; see `Format.values`."""
-        return self.of.values(xp, self._separate(xp, stored))
+    def separate(self, xp: Namespace, stored: Array) -> Array:
+        """Return the blocks that interleaved ones are made of.
 
-    def _groups(self, xp: Namespace, stored: Array) -> Groups:
-        return self.of._groups(xp, self._separate(xp, stored))
+        Parameters
+        ----------
+        xp : namespace
+            Of the array.
+        stored : array of uint8, shape (..., rows, bytes)
+            Interleaved blocks.
 
-    def _pieces(self) -> list[tuple[int, int, int]]:
-        """Return the beginnings of runs of words in a block, with the number of words and the bytes of each."""
-        odd, words = self.nbytes % 4, self.nbytes // 4
-        leads = odd if self.elements == self.ROWS else 0
-        pieces = [(0, 1, leads), (leads, words, 4), (4 * words, 1, odd - leads)]
-        return [piece for piece in pieces if piece[2]]
+        Returns
+        -------
+        array of uint8, shape (..., rows, bytes)
+            Blocks of the format that is interleaved.
 
-    def _separate(self, xp: Namespace, stored: Array) -> Array:
-        """Return blocks of the format that is interleaved."""
+        Raises
+        ------
+        ValueError
+            If the rows are not a multiple of 32.
+        """
         *before, out, width = stored.shape
         if out % self.ROWS:
             raise ValueError(f"interleaved blocks have a multiple of {self.ROWS} rows, but there are {out}")
@@ -115,13 +121,26 @@ class Interleaved(Format):
         joined = xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
         return xp.reshape(joined, stored.shape)
 
+    def values(self, xp: Namespace, stored: Array) -> Array:
+        """Return the stored numbers; see `Format.values`."""
+        return self.of.values(xp, self.separate(xp, stored))
+
+    def _groups(self, xp: Namespace, stored: Array) -> Groups:
+        return self.of._groups(xp, self.separate(xp, stored))
+
+    def _pieces(self) -> list[tuple[int, int, int]]:
+        """Return the beginnings of runs of words in a block, with the number of words and the bytes of each."""
+        odd, words = self.nbytes % 4, self.nbytes // 4
+        leads = odd if self.elements == self.ROWS else 0
+        pieces = [(0, 1, leads), (leads, words, 4), (4 * words, 1, odd - leads)]
+        return [piece for piece in pieces if piece[2]]
+
 
 def interleaved(of: Format) -> Interleaved:
     """Return the format of another one's blocks when they are interleaved, whose name is that with ``_x32``."""
 
     def unpack(xp: Namespace, blocks: Array) -> Groups:
-        raise NotImplementedError(f"single blocks of {of.name}{ENDING} are no numbers: 32 rows belong together")
+        raise ValueError(f"blocks of format {name!r} are numbers only where those of 32 rows are together")
 
-    return Interleaved(
-        of.name + ENDING, of.elements, of.nbytes, of.group_size, of.bits, unpack, halves=(), pack=None, of=of
-    )
+    name = of.name + Interleaved.ENDING
+    return Interleaved(name, of.elements, of.nbytes, of.group_size, of.bits, unpack, of=of)

@@ -113,12 +113,11 @@ class Memory:
         return place
 
 
-INTERLEAVED = "_x32"  # behind the name of a format
 AT_ONCE = 1 << 19  # bytes that are read before they are interleaved
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
 
-# Formats whose affine form is as small, or nearly so, and is multiplied faster than blocks where weights are in caches and
-# in steps without Python: scales need not be gathered from blocks. With inputs in 8 bits, blocks are faster.
+# Formats whose affine form is as small, or nearly so, and where none are interleaved is multiplied faster than blocks
+# when weights are in caches and in steps without Python. With inputs in 8 bits, blocks are faster.
 AS_GROUPS = ("q4_0", "q4_1", "q8_0")
 
 
@@ -165,10 +164,11 @@ def _blocks_for(tensor: Tensor | ComputedTensor, backend: str, precision: str, r
     """Return the format of the blocks that a backend multiplies a tensor in, if it does; `rows`, with others joined."""
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return None
-    name = tensor.type.name.lower()
-    interleaved = name + INTERLEAVED
-    if len(tensor.shape) == 2 and not (rows or tensor.shape[0]) % 32 and _reads_blocks(interleaved, tensor.shape, backend):
-        return interleaved
+    name, rows = tensor.type.name.lower(), rows or tensor.shape[-2]
+    if len(tensor.shape) == 2 and rows % formats.Interleaved.ROWS == 0:
+        interleaved = name + formats.Interleaved.ENDING
+        if _reads_blocks(interleaved, tensor.shape, backend):
+            return interleaved
     are_groups = precision == "highest" and name in AS_GROUPS
     return name if not are_groups and _reads_blocks(name, tensor.shape, backend) else None
 

@@ -354,8 +354,10 @@ class Recorder:
         name = operator.__name__
         if isinstance(arguments.get("rng"), np.random.Generator):
             raise CaptureError(f"{name}: numbers of a generator would stay the same; pass an array of them as `rng`")
-        if self.repacks and name == "quantized_linear" and (packed := self._packed(arguments)) is not None:
-            return packed
+        if self.repacks and name == "quantized_linear":
+            if (packed := self._packed(arguments)) is not None:
+                return packed
+            arguments = self._interleaved(arguments)
         rows = rows_of(operator, arguments)
         arrays = [key for key, value in arguments.items() if isinstance(value, Recorded | np.ndarray)]
         order = list(rows.arrays) if rows else arrays
@@ -391,7 +393,7 @@ class Recorder:
     def _packed(self, arguments: dict[str, Any]) -> Recorded | None:
         """Record a product with constant weights in panels, or return ``None`` if these are not faster here."""
         x, weights = arguments["x"], {name: arguments[name] for name in ("weight", "scales", "biases")}
-        if weights["scales"] is None:  # blocks are multiplied as they are
+        if weights["scales"] is None:  # but blocks
             return None
         if math.prod(x.shape[:-1]) > _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
             return None
@@ -400,7 +402,7 @@ class Recorder:
         packed = self.panels.get(key)
         if packed is None:
             found = panels.pack(**weights, bits=arguments["bits"], group_size=arguments["group_size"])
-            if isinstance(found, str):
+            if not isinstance(found, panels.Panels):
                 return None
             self.panels[key] = packed = found.panels
         value = _native.panel_linear(x.value if x.value.flags.c_contiguous else np.ascontiguousarray(x.value), packed)
@@ -413,6 +415,20 @@ class Recorder:
         self._add("quantized_linear", "panel_linear", places, [self.place(Recorded(made, self))], options)
         try_alone(self.calls[-1])
         return Recorded(made, self)
+
+    def _interleaved(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a product with constant blocks interleaved, if these are multiplied faster here."""
+        weight, format, precision = (arguments[name] for name in ("weight", "format", "precision"))
+        if isinstance(weight, Recorded) or arguments["scales"] is not None:
+            return arguments
+        key = (format, precision, weight.__array_interface__["data"][0], weight.shape, weight.strides)
+        blocks = self.panels.get(key)
+        if blocks is None:
+            found = panels.pack(weight=weight, format=format, precision=precision)
+            if not isinstance(found, panels.InterleavedBlocks):
+                return arguments
+            self.panels[key] = blocks = found.blocks
+        return arguments | {"weight": blocks, "format": format + formats.Interleaved.ENDING}
 
     def _run_with(self, operator: Operator[..., Any]) -> Callable[..., Any]:
         from tensorops.backends.settings import activate

@@ -282,3 +282,56 @@ def test_a_format_of_another_package(monkeypatch):
     values = formats.get("bytes").values(np, np.asarray([[2, 1, 3, 10, 0, 4]], dtype=np.uint8))
     np.testing.assert_array_equal(values, [[2.0, 6.0, 0.0, 40.0]])
     formats.get.cache_clear()
+
+
+def interleaved_by_index(name, stored):
+    """Interleave blocks byte by byte, from the definition."""
+    of = formats.get(name)
+    rows, count = stored.shape[0], stored.shape[1] // of.nbytes
+    odd = of.nbytes % 4
+    lead = odd if of.elements == 32 else 0
+    runs = [(0, lead)] * bool(lead) + [(lead + 4 * i, 4) for i in range(of.nbytes // 4)]
+    runs += [(of.nbytes - odd, odd)] * bool(odd - lead)
+    blocks = stored.reshape(rows // 32, 32, count, of.nbytes)
+    parts = [
+        bytes(blocks[band, row, block, start : start + size])
+        for band, block in np.ndindex(rows // 32, count)
+        for start, size in runs
+        for row in range(32)
+    ]
+    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(stored.shape)
+
+
+@pytest.mark.parametrize("library", INSTALLED)
+@pytest.mark.parametrize("name", ["q8_0", "q4_1", "q6_k", "mxfp4"])  # an odd half first, none, last; an odd byte
+def test_interleaved_blocks(name, library):
+    support.require(library)
+    of, stored = formats.get(f"{name}_x32"), random_blocks(name, 64, 2)
+    interleaved = interleaved_by_index(name, stored)
+    np.testing.assert_array_equal(of.store(stored), interleaved)
+    np.testing.assert_array_equal(of.store(stored.reshape(2, 32, -1)), interleaved.reshape(2, 32, -1))
+    with support.holding(library, "float32"):
+        given = support.there(interleaved, library)
+        xp = tp.get_namespace(given)
+        np.testing.assert_array_equal(support.back(of.separate(xp, given)), stored)
+        values = support.back(of.values(xp, given))
+        np.testing.assert_array_equal(values.view(np.uint32), expected(name, stored).view(np.uint32))
+        for a, b in zip(of.affine(xp, given)[:3], formats.get(name).affine(np, stored)[:3], strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                np.testing.assert_array_equal(support.back(a), b)
+        ids = support.there(np.asarray([40, 0, 31]), library)
+        found = support.back(tp.embedding(ids, given, format=of.name))
+    np.testing.assert_array_equal(found, values[[40, 0, 31]])
+
+
+def test_interleaved_blocks_need_32_rows():
+    of, stored = formats.get("q8_0_x32"), random_blocks("q8_0", 33, 1)
+    with pytest.raises(ValueError, match="33 rows, expected a multiple of 32"):
+        of.store(stored)
+    with pytest.raises(ValueError, match="multiple of 32 rows, but there are 33"):
+        of.values(np, stored)
+    with pytest.raises(ValueError, match="weight has 33 rows, but format 'q8_0_x32' interleaves 32"):
+        tp.quantized_linear(np.ones((1, 32), np.float32), stored, format="q8_0_x32")
+    with pytest.raises(ValueError, match="there is no format 'q9'"):
+        formats.get("q9_x32")

@@ -1,10 +1,13 @@
-"""Quantized weights in panels, the layout in which the compiled kernel multiplies several rows fastest."""
+"""Quantized weights in the orders in which compiled kernels multiply them fastest: panels, or interleaved blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from tensorops import formats
 from tensorops._typing import Array
 from tensorops.kernels.cpu import _native
 
@@ -34,6 +37,34 @@ class Panels:
         return {"weight": weight, "scales": scales, "biases": biases}
 
 
+@dataclass(frozen=True)
+class InterleavedBlocks:
+    """Weights in interleaved blocks, made by `pack`."""
+
+    format: formats.Interleaved
+    blocks: Array
+    precision: str
+
+    @property
+    def nbytes(self) -> int:
+        """The memory used, in bytes."""
+        return int(self.blocks.nbytes)
+
+    def supports(self, x: Array) -> str | None:
+        """Return why `x` cannot be multiplied by the weights, or ``None``."""
+        options = {"format": self.format.name, "precision": self.precision}
+        reason: str | None = _native.quantized_linear_supports(x, self.blocks, **options)
+        return reason
+
+    def __call__(self, x: Array) -> Any:
+        """Multiply, or return ``NotImplemented``."""
+        return _native.quantized_linear(x, self.blocks, format=self.format.name, precision=self.precision)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the original array."""
+        return {"weight": self.format.separate(np, self.blocks)}
+
+
 def pack(
     *,
     weight: Array,
@@ -42,11 +73,28 @@ def pack(
     bits: int = 4,
     group_size: int = 32,
     format: str = "affine",
-) -> Panels | str:
+    precision: str = "highest",
+) -> Panels | InterleavedBlocks | str:
     """Pack a quantized matrix for `quantized_linear`, or return why packing does not help on this processor."""
-    if scales is None:
-        return f"blocks of format {format!r} are multiplied as they are"
+    if format != "affine":
+        return _interleave(weight, format, precision)
     reason = _native.pack_panels_supports(weight, scales, biases, bits=bits, group_size=group_size)
     if reason is not None:
         return reason
+    if precision == "low":
+        return "panels are multiplied by x in three digits, more than precision 'low' asks for"
     return Panels(_native.pack_panels(weight, scales, biases, bits=bits, group_size=group_size))
+
+
+def _interleave(weight: Array, format: str, precision: str) -> InterleavedBlocks | str:
+    of = formats.get(format)
+    if isinstance(of, formats.Interleaved):
+        return "the blocks are interleaved"
+    target = formats.get(format + formats.Interleaved.ENDING)
+    assert isinstance(target, formats.Interleaved)
+    if weight.ndim != 2 or weight.shape[0] % target.ROWS or weight.size == 0:
+        return f"weight does not have a multiple of {target.ROWS} rows"
+    band = np.zeros((target.ROWS, weight.shape[1]), np.uint8)
+    x = np.zeros((1, weight.shape[1] // of.nbytes * of.elements), np.float32)
+    reason = _native.quantized_linear_supports(x, band, format=target.name, precision=precision)
+    return InterleavedBlocks(target, target.store(weight), precision) if reason is None else str(reason)
