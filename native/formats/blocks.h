@@ -43,6 +43,10 @@ struct InterleavedBlocks {
         return reinterpret_cast<I32>(word(offset - offset % 4, v) << shift) >> 24;
     }
 #if defined(__AVX512F__)
+    // That in front of all words
+    U32 first_byte(int v) const {
+        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(p + static_cast<int>(kFloats) * v)));
+    }
     // A half that is alone, or one of the two in a word
     template <int kOffset>
     Vec<float> half(int v) const {

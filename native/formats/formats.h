@@ -78,6 +78,7 @@ constexpr bool multiplies_interleaved(Format format) {
     switch (format) {
         case Format::iq4_nl:
         case Format::iq4_xs:
+        case Format::mxfp4:
         case Format::q4_0:
         case Format::q4_1:
         case Format::q4_k:

@@ -22,6 +22,13 @@ struct mxfp4 : BlockDefaults {
         }
         return from_memory(powers);
     }
+
+    static constexpr bool kIsInterleaved = true;
+    template <int, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        const U32 e = blocks.first_byte(v), bits = e > 1 ? (e - 1) << 23 : 0x200000u << e;
+        return reinterpret_cast<Vec<float>>(bits);
+    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -90,21 +90,14 @@ inline Reason refuse_product(bool has_biases, std::int64_t bits, std::int64_t gr
 inline constexpr std::string_view kAffine = "affine";  // the format of integers with scales and biases as arrays
 inline constexpr const char* kHoldScales = "scales or biases are given, but blocks hold their own";
 
-// The bytes of rows of weights in blocks of a format, for `columns` inputs
-inline Reason find_row_bytes(std::string_view format, std::int64_t columns, std::int64_t& bytes) {
-    const Format found = find_format(format);
-    if (found == Format::none) return "format '" + std::string(format) + "' has no compiled kernel";
-    bytes = size_of(found).row_bytes(columns);
-    return columns % size_of(found).elements == 0 ? Reason{} : "the last axis of x is not whole blocks";
-}
-
 inline bool is_interleaved(std::string_view format) { return without_ending(format).size() < format.size(); }
 
-// What interleaved blocks must be for kernels
+// What interleaved blocks must be for kernels: matrices along the last two axes
 inline Reason refuse_interleaved(const Array& weight) {
-    if (weight.shape[0] % kInterleavedRows != 0)
-        return "weight has " + std::to_string(weight.shape[0]) + " rows, not a multiple of 32";
-    return weight.is_contiguous_from(0) ? Reason{} : "weight is not contiguous";
+    const int axis = weight.ndim - 2;
+    if (weight.shape[axis] % kInterleavedRows != 0)
+        return "weight has " + std::to_string(weight.shape[axis]) + " rows, not a multiple of 32";
+    return weight.is_contiguous_from(axis) ? Reason{} : "the matrices of weight are not contiguous";
 }
 
 // Digits of x for an option `precision`

@@ -1,7 +1,7 @@
 // Products with the matrices of experts.
 #include <optional>
 
-#include "block_linear.h"
+#include "block_products.h"
 #include "checks.h"
 #include "grouped_linear.h"
 #include "moe_steps.h"
@@ -102,7 +102,7 @@ TENSOROPS_OPERATOR(grouped_linear, "x, experts, weight, bias=None") {
 namespace {
 
 // Products with blocks, expert by expert: their rows of x become neighbours, and the results go to their rows.
-void multiply_blocks(const BlockLinear& whole, const Groups& groups, std::int64_t expert_stride) {
+void multiply_by_expert(const BlockLinear& whole, const Groups& groups, std::int64_t expert_stride) {
     const std::int64_t item = size_of(whole.x_dtype), x_bytes = whole.x.length * item, y_bytes = whole.outputs * item;
     std::int64_t most = 0;
     for (std::int64_t e = 0; e < groups.experts; ++e) most = std::max(most, groups.count(e));
@@ -117,7 +117,7 @@ void multiply_blocks(const BlockLinear& whole, const Groups& groups, std::int64_
         op.x = {x, count, whole.x.length, 1, {count}, {x_bytes}, 0};
         op.weight += e * expert_stride;
         op.y = y;
-        target().block_linear(op);
+        multiply_blocks(op);
         for (std::int64_t r = 0; r < count; ++r)
             std::memcpy(whole.y + rows[r] * y_bytes, y + r * y_bytes, static_cast<std::size_t>(y_bytes));
     }
@@ -126,11 +126,12 @@ void multiply_blocks(const BlockLinear& whole, const Groups& groups, std::int64_
 Reason grouped_products_with_blocks(Call& call, Reader& in, const Array& x, const Array& experts, const Array& weight,
                                     std::string_view format, int digits) {
     std::int64_t row_bytes = 0;
-    if (!in.require(find_row_bytes(format, x.length(), row_bytes))) return in.reason;
+    BlockLinear op{};
+    if (!in.require(read_format(format, x.length(), op, row_bytes))) return in.reason;
     in.require(refuse_stack("weight", weight, kAny, kAny, row_bytes));
     if (!in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty")) return in.reason;
+    if (op.is_interleaved && !in.require(refuse_interleaved(weight))) return in.reason;
     const std::int64_t number = weight.shape[0];
-    BlockLinear op{};
     op.outputs = weight.shape[1];
     ExpertRows rows;
     if (!in.require(find_rows(call, x, experts, number, op.outputs, rows))) return in.reason;
@@ -139,13 +140,12 @@ Reason grouped_products_with_blocks(Call& call, Reader& in, const Array& x, cons
     op.x = rows.x;
     op.weight = weight.data;
     op.weight_stride = weight.stride(1);
-    op.format = find_format(format);
     op.digits = digits;
     op.y = y.data;
     op.x_dtype = x.dtype;
     const SortedRows sorted = rows.sorted(number);
     call.compute(product(weight.bytes() / number, rows.x.count),
-                 [&] { multiply_blocks(op, sorted.groups(), weight.stride(0)); });
+                 [&] { multiply_by_expert(op, sorted.groups(), weight.stride(0)); });
     return {};
 }
 

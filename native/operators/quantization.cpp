@@ -1,5 +1,5 @@
 // Quantization, and products with quantized matrices.
-#include "block_linear.h"
+#include "block_products.h"
 #include "checks.h"
 #include "linear.h"
 #include "panel_linear.h"
@@ -19,16 +19,11 @@ Reason refuse_format(std::int64_t bits, std::int64_t group_size, std::int64_t co
 Reason product_with_blocks(Call& call, Reader& in, const Array& x, const Array& weight, std::string_view format,
                            int digits) {
     std::int64_t row_bytes = 0;
-    if (!in.require(find_row_bytes(without_ending(format), x.length(), row_bytes))) return in.reason;
-    if (!in.require(refuse_matrix("weight", weight, kAny, row_bytes))) return in.reason;
     BlockLinear op{};
-    op.outputs = weight.shape[0];
-    op.is_interleaved = is_interleaved(format);
+    if (!in.require(read_format(format, x.length(), op, row_bytes))) return in.reason;
+    if (!in.require(refuse_matrix("weight", weight, kAny, row_bytes))) return in.reason;
     if (op.is_interleaved && !in.require(refuse_interleaved(weight))) return in.reason;
-    op.format = find_format(without_ending(format));
-    if (op.is_interleaved && !(target().gains_by_panels() && multiplies_interleaved(op.format)))
-        return "on the target " + std::string(target().name) + ", no kernel multiplies blocks of format '" +
-               std::string(format) + "'";
+    op.outputs = weight.shape[0];
     Array y;
     if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
     op.x = rows_of(x);
@@ -37,8 +32,7 @@ Reason product_with_blocks(Call& call, Reader& in, const Array& x, const Array& 
     op.digits = digits;
     op.y = y.data;
     op.x_dtype = x.dtype;
-    const auto kernel = op.is_interleaved ? target().interleaved_linear : target().block_linear;
-    call.compute(product(weight.bytes(), op.x.count), [&op, kernel] { kernel(op); });
+    call.compute(product(weight.bytes(), op.x.count), [&op] { multiply_blocks(op); });
     return {};
 }
 

@@ -113,7 +113,7 @@ class Memory:
         return place
 
 
-AT_ONCE = 1 << 19  # bytes that are read before they are interleaved
+AT_ONCE = 1 << 19  # bytes that are read before they are interleaved, when caches still have them
 PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
 
 # Formats whose affine form is as small, or nearly so, and where none are interleaved is multiplied faster than blocks
@@ -165,7 +165,7 @@ def _blocks_for(tensor: Tensor | ComputedTensor, backend: str, precision: str, r
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return None
     name, rows = tensor.type.name.lower(), rows or tensor.shape[-2]
-    if len(tensor.shape) == 2 and rows % formats.Interleaved.ROWS == 0:
+    if rows % formats.Interleaved.ROWS == 0:
         interleaved = name + formats.Interleaved.ENDING
         if _reads_blocks(interleaved, tensor.shape, backend):
             return interleaved
@@ -353,17 +353,28 @@ def _read_blocks(memory: Memory, tensors: Sequence[Any], format: str) -> BlockWe
     if not isinstance(of, formats.Interleaved):
         for tensor, start, stop in zip(tensors, rows[:-1], rows[1:], strict=True):
             tensor.blocks(blocks[..., start:stop, :])
-        return BlockWeight(blocks, format)
-    at_once = of.ROWS * max(AT_ONCE // (of.ROWS * blocks.shape[-1]), 1)  # rows, which are still in caches then
-    piece = np.empty((at_once, blocks.shape[-1]), np.uint8)
+    elif any(tensor.stride is not None for tensor in tensors):  # parts of which no parts can be read
+        of.store(np.concatenate([tensor.blocks().blocks for tensor in tensors], axis=-2), blocks)
+    elif blocks.ndim == 2:
+        _interleave(tensors, rows, of, blocks)
+    else:
+        for expert, matrix in enumerate(blocks):
+            _interleave([tensor.part(0, expert, expert + 1) for tensor in tensors], rows, of, matrix)
+    return BlockWeight(blocks, format)
+
+
+def _interleave(tensors: Sequence[Any], rows: Sequence[int], of: formats.Interleaved, place: Array) -> None:
+    """Read tensors as one matrix of interleaved blocks, in pieces: little memory is needed besides."""
+    at_once = of.ROWS * max(AT_ONCE // (of.ROWS * place.shape[1]), 1)
+    read = np.empty((at_once, place.shape[1]), np.uint8)
     for start in range(0, rows[-1], at_once):
         end = min(start + at_once, rows[-1])
         for tensor, first, stop in zip(tensors, rows[:-1], rows[1:], strict=True):
             begin, last = max(start, first), min(end, stop)
             if begin < last:
-                tensor.part(0, begin - first, last - first).blocks(piece[begin - start : last - start])
-        of.store(piece[: end - start], blocks[start:end])
-    return BlockWeight(blocks, format)
+                part = tensor.part(len(tensor.shape) - 2, begin - first, last - first)
+                part.blocks(read[begin - start : last - start])
+        of.store(read[: end - start], place[start:end])
 
 
 def _join(weights: list[Any]) -> list[Any]:

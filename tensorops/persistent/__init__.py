@@ -66,8 +66,8 @@ class PersistentKernel:
     donate : sequence of int
         The places of the arguments whose arrays the step may overwrite, such as a cache.
     repack : bool
-        On NumPy arrays, let constant weights of `quantized_linear` with up to 64 rows be read from a copy in another
-        order, where that is faster: it takes as much memory again.
+        On NumPy arrays, let constant weights of `quantized_linear` be read from a copy in another order, where that is
+        faster: affine groups, of products with up to 64 rows, and blocks. It takes as much memory again.
     profile : bool
         Measure each call of each run, which `profile` then tells. A library that runs a compiled step as a whole cannot
         do it: that is a reason to use the next of the `fallback_backends`, or an error.

@@ -11,7 +11,7 @@ import tensorops as tp
 from tensorops import formats
 from tensorops.testing._stored_blocks import FORMATS, decode, random_blocks
 
-MULTIPLIED = ("iq4_nl", "iq4_xs", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0")
+MULTIPLIED = ("iq4_nl", "iq4_xs", "mxfp4", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0")
 # Rows of x to either side of where the method changes, and rows of weights that fill no piece of 256
 SHAPES = [(1, 32, 1), (2, 64, 7), (3, 32, 3), (4, 96, 33), (5, 32, 1), (13, 64, 9), (64, 96, 3)]
 BOUNDS = {"highest": 4e-7, "high": 2e-4, "low": 2e-2}  # units of the sum of |x w|
@@ -120,6 +120,20 @@ def test_values(name, target):
         np.testing.assert_array_equal(found, values[[[4, 0], [63, 32]]])
         found = tp.embedding.generic(np.asarray([5, 40]), interleaved, format=of.name)
         np.testing.assert_array_equal(found, values[[5, 40]])
+
+
+@pytest.mark.parametrize("precision", ["highest", "low"])
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_products_by_expert(name, precision, kernel):
+    rng = np.random.default_rng(7)
+    stored, interleaved = (blocks.reshape(3, 32, -1) for blocks in made(name, 3 * 32, 768))
+    for rows in (1, 40):
+        x, experts = rng.standard_normal((rows, 768), dtype=np.float32), rng.integers(0, 3, rows)
+        with tp.trace() as log:
+            y = tp.grouped_quantized_linear(x, experts, interleaved, format=f"{name}_x32", precision=precision)
+        assert [call.kernel for call in log] == ["cpu"]
+        for row, expert in enumerate(experts):
+            assert errors(y[row], x[row], decode(name, stored[expert])).max() < BOUNDS[precision]
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
