@@ -18,6 +18,7 @@ struct Field {
 struct BlockDefaults {
     static constexpr bool kIsFloat = false;  // has `unpack` instead of what follows
     static constexpr bool kHasMinima = false;
+    static constexpr int kMax = 0;                     // the largest code
     static constexpr int kOffset = 0;                  // is subtracted from codes
     static constexpr int kLowBits = 4, kHighBits = 0;  // of a code
     static constexpr Field high(int) { return {}; }    // where the upper bits are
@@ -25,7 +26,7 @@ struct BlockDefaults {
     static constexpr int fifth_bits(int) { return 0; }  // the byte with those of eight neighbours
     static constexpr bool kHasTable = false;            // of values, in which codes are places: kTable
     static constexpr std::uint8_t kSign = 0;            // is added to signed bytes
-    static constexpr bool kIsInterleaved = false;       // has `scale_of`, and with minima `minimum_of`
+    static constexpr bool kIsInterleaved = false;       // has `scale_of`, and with minima `minimum_of`; see formats.h
 };
 
 // Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones
@@ -42,23 +43,35 @@ struct InterleavedBlocks {
         const auto shift = static_cast<std::uint32_t>(24 - offset % 4 * 8);
         return reinterpret_cast<I32>(word(offset - offset % 4, v) << shift) >> 24;
     }
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     // That in front of all words
     U32 first_byte(int v) const {
-        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(p + static_cast<int>(kFloats) * v)));
+#if defined(__AVX512F__)
+        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(p + 16 * v)));
+#else
+        return reinterpret_cast<U32>(
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * v))));
+#endif
     }
     // A half that is alone, or one of the two in a word
     template <int kOffset>
     Vec<float> half(int v) const {
         constexpr int odd = F::kBytes % 4, lead = F::kElements == 32 ? odd : 0;
         constexpr bool is_alone = odd == 2 && (lead == 2 ? kOffset == 0 : kOffset == F::kBytes - 2);
-        __m256i halves;
-        if constexpr (is_alone)
-            halves = load_bits<__m256i>(p + kInterleavedRows * kOffset + 32 * v);
-        else
-            halves =
-                _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(word(kOffset - kOffset % 4, v) >> kOffset % 4 * 8));
+        const std::uint8_t* alone = p + kInterleavedRows * kOffset + kVectorBytes / 2 * v;
+        U32 of_words{};
+        if constexpr (!is_alone) of_words = word(kOffset - kOffset % 4, v) >> kOffset % 4 * 8 & 0xffff;
+#if defined(__AVX512F__)
+        const __m256i halves =
+            is_alone ? load_bits<__m256i>(alone) : _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(of_words));
         return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(halves));
+#else
+        const auto words = reinterpret_cast<__m256i>(of_words);
+        const __m128i halves =
+            is_alone ? load_bits<__m128i>(alone)
+                     : _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        return reinterpret_cast<Vec<float>>(_mm256_cvtph_ps(halves));
+#endif
     }
 #endif
 };

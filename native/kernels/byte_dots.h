@@ -31,12 +31,12 @@ inline I32 dot(I32 sums, Codes codes, const std::int8_t* digits) {
 #endif
 }
 
+#endif
+
 // Sums of products with three digits as one number
 inline Vec<float> value_of_digits(const I32 (&sums)[3]) {
     const auto as_float = [](I32 v) { return __builtin_convertvector(v, Vec<float>); };
     return as_float(sums[0]) * 65536.0f + as_float((sums[1] << 8) + sums[2]);
 }
-
-#endif
 
 }  // namespace tensorops::TENSOROPS_TARGET

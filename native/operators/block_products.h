@@ -12,7 +12,7 @@ inline Reason read_format(std::string_view name, std::int64_t columns, BlockLine
     op.format = find_format(without_ending(name));
     op.is_interleaved = is_interleaved(name);
     if (op.format == Format::none) return "format '" + std::string(name) + "' has no compiled kernel";
-    if (op.is_interleaved && !(target().gains_by_panels() && multiplies_interleaved(op.format)))
+    if (op.is_interleaved && !target().interleaves(op.format))
         return std::string("on the target ") + target().name + ", no kernel multiplies blocks of format '" +
                std::string(name) + "'";
     row_bytes = size_of(op.format).row_bytes(columns);
