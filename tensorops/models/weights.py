@@ -165,11 +165,11 @@ def _blocks_for(tensor: Tensor | ComputedTensor, backend: str, precision: str, r
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return None
     name, rows = tensor.type.name.lower(), rows or tensor.shape[-2]
-    if rows % formats.Interleaved.ROWS == 0:
+    are_groups = precision == "highest" and name in AS_GROUPS
+    if rows % formats.Interleaved.ROWS == 0 and not (are_groups and len(tensor.shape) == 3):  # which `moe` takes
         interleaved = name + formats.Interleaved.ENDING
         if _reads_blocks(interleaved, tensor.shape, backend):
             return interleaved
-    are_groups = precision == "highest" and name in AS_GROUPS
     return name if not are_groups and _reads_blocks(name, tensor.shape, backend) else None
 
 

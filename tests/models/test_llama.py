@@ -207,12 +207,12 @@ def test_quantized_weights_may_be_given_directly(backend: str, tmp_path: Path) -
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[1]), rtol=1e-4, atol=1e-4)
 
 
-MIXED = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_up.weight": "Q4_0"}
+MIXED = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_up.weight": "Q5_0"}
 
 
 @pytest.mark.parametrize(
     ("other", "kinds", "products"),
-    [("Q4_1", {}, 2 * 4 + 1), ("Q4_1", MIXED, 2 * 4 + 1 + 2), ("Q8_0", MIXED, 2 * 4 + 1 + 1)],
+    [("Q4_1", {}, 2 * 4 + 1), ("Q4_1", MIXED, 2 * 4 + 1 + 3), ("Q8_0", MIXED, 2 * 4 + 1 + 1)],
 )
 def test_matrices_of_one_format_that_multiply_the_same_input_are_one(
     tmp_path: Path, other: str, kinds: dict[str, str], products: int
