@@ -699,8 +699,8 @@ class LanguageModel:
         temperature, top_k, top_p, min_p
             As for `generate_ids`.
         repack : bool, optional
-            As for `tensorops.PersistentKernel`. By default, mode "decode" does: its copy of the quantized weights takes
-            as much memory again, where there is one.
+            As for `tensorops.PersistentKernel`. By default, mode "decode" does: its copy of affine groups takes as much
+            memory again, where there is one. Interleaved blocks are read as they are.
         num_workers, profile
             See `tensorops.PersistentKernel`.
 
