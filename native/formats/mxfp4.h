@@ -26,7 +26,8 @@ struct mxfp4 : BlockDefaults {
     static constexpr bool kIsInterleaved = true;
     template <int, class Blocks>
     static Vec<float> scale_of(const Blocks& blocks, int v) {
-        const U32 e = blocks.first_byte(v), bits = e > 1 ? (e - 1) << 23 : 0x200000u << e;
+        const U32 e = blocks.first_byte(v), subnormal = (U32{} + 0x200000u) << e, normal = (e - 1) << 23;
+        const U32 bits = e > 1 ? normal : subnormal;
         return reinterpret_cast<Vec<float>>(bits);
     }
 };
