@@ -3,6 +3,7 @@
 
 #include "elements.h"
 #include "formats.h"
+#include "grouped_linear.h"
 #include "rows.h"
 
 namespace tensorops {
@@ -16,7 +17,11 @@ struct BlockLinear {
     int digits;  // of x: 1 of 8 bits, or 3, which is as accurate as float32
     char* y;
     Dtype x_dtype;
-    bool is_interleaved;  // for interleaved_linear
+    bool is_interleaved;         // for interleaved_linear
+    Groups groups;               // of rows, if there are experts: for interleaved_linear and at most kFewOfExperts
+    std::int64_t expert_stride;  // from one expert's matrix to the next, in bytes
 };
+
+inline constexpr std::int64_t kFewOfExperts = 64;  // rows, of which an expert has at most four
 
 }  // namespace tensorops

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kAhead = 16384;  // how many bytes ahead blocks are fetched
 
-// The rows of x that are multiplied by blocks as they are
+// The rows of x that are multiplied by blocks as they are; of experts, at most four
 template <class D>
 constexpr std::int64_t kFewRows = kHasPanels<D> ? 4 : 16;
 
@@ -220,36 +220,74 @@ struct Steps {
     void (*multiply)(const XTile<D>& x, const Panel& panel, std::int64_t groups, float (*y)[kPanelOutputs]);
 };
 
+// Rows of x that are multiplied by the same matrix
+struct Matrix {
+    BlockLinear op;
+    const std::int64_t* rows;
+    std::int64_t count;
+};
+
+inline std::vector<Matrix> matrices_of(const BlockLinear& op) {
+    static constexpr std::int64_t kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (op.groups.experts == 0) return {{op, kNumbers, op.x.count}};
+    std::vector<Matrix> found;
+    for (std::int64_t e = 0; e < op.groups.experts; ++e) {
+        if (op.groups.count(e) == 0) continue;
+        found.push_back({op, op.groups.order + op.groups.begin(e), op.groups.count(e)});
+        found.back().op.weight += e * op.expert_stride;
+    }
+    return found;
+}
+
 template <class D>
-bool few_rows(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>& steps, int threads) {
+void few_rows(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>& steps, int threads) {
     const std::int64_t room = conversion.room();
     const Scratch scratch(op.x.count * room + wide_room(op.x, op.x_dtype));
-    XRow<D> rows[kFewRows<D>];
-    for (std::int64_t r = 0; r < op.x.count; ++r)
-        if (!make_row(op.x, op.x_dtype, r, conversion, scratch.at<float>(op.x.count * room), scratch.at<char>(r * room),
-                      rows[r]))
-            return false;
-    over_stretches(threads, op.outputs / kInterleavedRows, [&](std::int64_t band) {
-        const char* weight = op.weight + band * kInterleavedRows * op.weight_stride;
+    XRow<D> rows[kFewOfExperts];
+    for (std::int64_t r = 0; r < op.x.count; ++r) {
+        if (r > 0 && op.x.row(r) == op.x.row(r - 1))  // for another expert
+            rows[r] = rows[r - 1];
+        else if (!make_row(op.x, op.x_dtype, r, conversion, scratch.at<float>(op.x.count * room),
+                           scratch.at<char>(r * room), rows[r]))
+            rows[r].blocks = nullptr;
+    }
+    const std::vector<Matrix> matrices = matrices_of(op);
+    const std::int64_t bands = op.outputs / kInterleavedRows;
+    over_stretches(threads, static_cast<std::int64_t>(matrices.size()) * bands, [&](std::int64_t unit) {
+        const Matrix& matrix = matrices[static_cast<std::size_t>(unit / bands)];
+        const std::int64_t band = unit % bands * kInterleavedRows;
+        const char* weight = matrix.op.weight + band * op.weight_stride;
+        XRow<D> own[kFewRows<D>];
+        std::transform(matrix.rows, matrix.rows + matrix.count, own, [&](std::int64_t r) { return rows[r]; });
+        const bool are_made =
+            std::all_of(own, own + matrix.count, [](const XRow<D>& row) { return row.blocks != nullptr; });
         for (std::int64_t begin = 0; begin < kInterleavedRows; begin += kPanelOutputs) {
-            const std::int64_t first = band * kInterleavedRows + begin;
             const int vector = static_cast<int>(begin) / static_cast<int>(kFloats);
             float y[kFewRows<D>][kPanelOutputs];
             std::int64_t r = 0;
-            for (; r + 2 <= op.x.count; r += 2) steps.of_two(weight, vector, rows + r, op.x.length, y + r);
-            if (r < op.x.count) steps.of_one(weight, vector, rows + r, op.x.length, y + r);
-            for (r = 0; r < op.x.count; ++r) {
-                finish(op, r, first, kPanelOutputs, rows[r].back, y[r]);
-                put_outputs(op, r, first, kPanelOutputs, y[r]);
+            if (are_made) {
+                for (; r + 2 <= matrix.count; r += 2) steps.of_two(weight, vector, own + r, op.x.length, y + r);
+                if (r < matrix.count) steps.of_one(weight, vector, own + r, op.x.length, y + r);
+            }
+            for (r = 0; r < matrix.count; ++r) {
+                const std::int64_t row = matrix.rows[r], first = band + begin;
+                if (are_made)
+                    finish(matrix.op, row, first, kPanelOutputs, own[r].back, y[r]);
+                else
+                    for (std::int64_t i = 0; i < kPanelOutputs; ++i)
+                        y[r][i] = careful_output(matrix.op, row, first + i);
+                put_outputs(op, row, first, kPanelOutputs, y[r]);
             }
         }
     });
-    return true;
 }
 
 template <class D>
 bool products(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>& steps, int threads) {
-    if (op.x.count <= kFewRows<D>) return few_rows(op, conversion, steps, threads);
+    if (op.groups.experts != 0 || op.x.count <= kFewRows<D>) {
+        few_rows(op, conversion, steps, threads);
+        return true;
+    }
     if constexpr (!kHasPanels<D>)
         return false;
     else
@@ -285,8 +323,10 @@ bool products_of(const BlockLinear& op, int threads) {
 TENSOROPS_KERNEL(interleaved_linear, BlockLinear) {
     const FormatSize& format = size_of(op.format);
     const double weight_bytes = static_cast<double>(format.bytes) / static_cast<double>(format.elements);
-    const std::int64_t work = matrix_work(op.x.count, op.outputs, op.x.length, weight_bytes);
-    const int threads = threads_for(op.outputs / kInterleavedRows, work);
+    const std::int64_t work =
+        matrix_work(op.groups.experts == 0 ? op.x.count : 1, op.outputs, op.x.length, weight_bytes);
+    const std::int64_t matrices = op.groups.experts == 0 ? 1 : op.x.count;  // at most
+    const int threads = threads_for(matrices * op.outputs / kInterleavedRows, matrices * work);
     bool is_done = false;
 #if defined(TENSOROPS_INTERLEAVED)
     is_done = for_format(op.format, [&op, threads](auto f) {

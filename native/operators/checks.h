@@ -95,6 +95,7 @@ inline bool is_interleaved(std::string_view format) { return without_ending(form
 // What interleaved blocks must be for kernels: matrices along the last two axes
 inline Reason refuse_interleaved(const Array& weight) {
     const int axis = weight.ndim - 2;
+    if (axis < 0) return "weight has no rows";
     if (weight.shape[axis] % kInterleavedRows != 0)
         return "weight has " + std::to_string(weight.shape[axis]) + " rows, not a multiple of 32";
     return weight.is_contiguous_from(axis) ? Reason{} : "the matrices of weight are not contiguous";

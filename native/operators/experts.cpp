@@ -103,9 +103,15 @@ namespace {
 
 // Products with blocks, expert by expert: their rows of x become neighbours, and the results go to their rows.
 void multiply_by_expert(const BlockLinear& whole, const Groups& groups, std::int64_t expert_stride) {
-    const std::int64_t item = size_of(whole.x_dtype), x_bytes = whole.x.length * item, y_bytes = whole.outputs * item;
     std::int64_t most = 0;
     for (std::int64_t e = 0; e < groups.experts; ++e) most = std::max(most, groups.count(e));
+    if (whole.is_interleaved && most <= 4 && whole.x.count <= kFewOfExperts) {  // all at once
+        BlockLinear op = whole;
+        op.groups = groups;
+        op.expert_stride = expert_stride;
+        return multiply_blocks(op);
+    }
+    const std::int64_t item = size_of(whole.x_dtype), x_bytes = whole.x.length * item, y_bytes = whole.outputs * item;
     const Scratch scratch(whole_lines(most * x_bytes) + most * y_bytes);
     char *x = scratch.at<char>(0), *y = scratch.at<char>(whole_lines(most * x_bytes));
     for (std::int64_t e = 0; e < groups.experts; ++e) {

@@ -74,7 +74,10 @@ def get(name: str) -> Format:
     array([0., 1., 2., 3.], dtype=float32)
     """
     if name.endswith(Interleaved.ENDING):
-        return interleaved(get(name.removesuffix(Interleaved.ENDING)))
+        of = get(name.removesuffix(Interleaved.ENDING))
+        if isinstance(of, Interleaved):
+            raise ValueError(f"there is no format {name!r}: {of.name!r} is interleaved")
+        return interleaved(of)
     if name in _OWN:
         found = import_module(f"tensorops.formats.{name}").FORMAT
     else:

@@ -335,3 +335,7 @@ def test_interleaved_blocks_need_32_rows():
         tp.quantized_linear(np.ones((1, 32), np.float32), stored, format="q8_0_x32")
     with pytest.raises(ValueError, match="there is no format 'q9'"):
         formats.get("q9_x32")
+    with pytest.raises(ValueError, match="'q8_0_x32' is interleaved"):
+        formats.get("q8_0_x32_x32")
+    with pytest.raises(ValueError, match="are numbers only where those of 32 rows are together"):
+        of.unpack(np, stored)

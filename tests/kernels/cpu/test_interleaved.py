@@ -134,14 +134,21 @@ def test_values(name, target):
 @pytest.mark.parametrize("name", MULTIPLIED)
 def test_products_by_expert(name, precision, kernel):
     rng = np.random.default_rng(7)
-    stored, interleaved = (blocks.reshape(3, 32, -1) for blocks in made(name, 3 * 32, 768))
-    for rows in (1, 40):
-        x, experts = rng.standard_normal((rows, 768), dtype=np.float32), rng.integers(0, 3, rows)
+    stored, interleaved = (blocks.reshape(5, 64, -1) for blocks in made(name, 5 * 64, 768))
+    for shape, chosen in (((1, 1, 768), (1, 4)), ((3, 1, 768), (3, 2)), ((2, 4, 768), (2, 4)), ((40, 768), (40,))):
+        x, experts = rng.standard_normal(shape, dtype=np.float32), rng.integers(0, 5, chosen)
         with tp.trace() as log:
             y = tp.grouped_quantized_linear(x, experts, interleaved, format=f"{name}_x32", precision=precision)
         assert [call.kernel for call in log] == ["cpu"]
-        for row, expert in enumerate(experts):
-            assert errors(y[row], x[row], decode(name, stored[expert])).max() < BOUNDS[precision]
+        for place in np.ndindex(chosen):
+            row = np.broadcast_to(x, (*chosen, 768))[place]
+            assert errors(y[place], row, decode(name, stored[experts[place]])).max() < BOUNDS[precision]
+    x, experts = rng.standard_normal((1, 768), dtype=np.float32), np.asarray([3])
+    x[0, 5] = np.inf  # which no integer is
+    y = tp.grouped_quantized_linear(x, experts, interleaved, format=f"{name}_x32", precision=precision)
+    with np.errstate(all="ignore"):
+        exact = x.astype(np.float64) @ decode(name, stored[3]).T
+    np.testing.assert_array_equal(y, exact.astype(np.float32))
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
