@@ -6,7 +6,7 @@
 //   as for blocks in the order of files: see block_panels.h.
 // Precision: as block_linear.cpp.
 // Bytes: the blocks once for every kPanelRows rows of x. Those of less than 8 bits are fetched ahead, as the codes of a
-//   group are not next to those of the one before; processors do it by themselves for a single stream.
+//   group are not next to those of the one before, and all for several rows, whose products leave memory idle.
 #include "block_linear.h"
 #include "block_outputs.h"
 #include "block_panels.h"
@@ -22,7 +22,7 @@ constexpr std::int64_t kAhead = 16384;  // how many bytes ahead blocks are fetch
 
 // The rows of x that are multiplied by blocks as they are; of experts, at most four
 template <class D>
-constexpr std::int64_t kFewRows = kHasPanels<D> ? 4 : 16;
+constexpr std::int64_t kFewRows = kHasPanels<D> && D::kCount == 3 ? 32 : 16;
 
 // The scales, and minima if there are any, of some outputs of blocks, group by group
 template <class F>
@@ -152,7 +152,7 @@ template <class F, class D, int kRows>
             for_each<kOfBlock>([&](auto number) TENSOROPS_INLINED {
                 constexpr int of_block = static_cast<int>(number);
                 const std::int64_t g = b * kOfBlock + of_block;
-                if (F::kLowBits < 8 && vector == 0)
+                if ((F::kLowBits < 8 || kRows > 1) && vector == 0)
                     for (int line = 0; line < kFetched; line += 64)
                         __builtin_prefetch(blocks.p + kAhead + of_block * kFetched + line, 0, 2);
                 Sums<kRows, D> q;
@@ -223,13 +223,14 @@ struct Steps {
 // Rows of x that are multiplied by the same matrix
 struct Matrix {
     BlockLinear op;
-    const std::int64_t* rows;
+    const std::int64_t* rows;  // if these are not all
     std::int64_t count;
+
+    std::int64_t row(std::int64_t r) const { return rows ? rows[r] : r; }
 };
 
 inline std::vector<Matrix> matrices_of(const BlockLinear& op) {
-    static constexpr std::int64_t kNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    if (op.groups.experts == 0) return {{op, kNumbers, op.x.count}};
+    if (op.groups.experts == 0) return {{op, nullptr, op.x.count}};
     std::vector<Matrix> found;
     for (std::int64_t e = 0; e < op.groups.experts; ++e) {
         if (op.groups.count(e) == 0) continue;
@@ -258,7 +259,7 @@ void few_rows(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>&
         const std::int64_t band = unit % bands * kInterleavedRows;
         const char* weight = matrix.op.weight + band * op.weight_stride;
         XRow<D> own[kFewRows<D>];
-        std::transform(matrix.rows, matrix.rows + matrix.count, own, [&](std::int64_t r) { return rows[r]; });
+        for (std::int64_t r = 0; r < matrix.count; ++r) own[r] = rows[matrix.row(r)];
         const bool are_made =
             std::all_of(own, own + matrix.count, [](const XRow<D>& row) { return row.blocks != nullptr; });
         for (std::int64_t begin = 0; begin < kInterleavedRows; begin += kPanelOutputs) {
@@ -270,7 +271,7 @@ void few_rows(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>&
                 if (r < matrix.count) steps.of_one(weight, vector, own + r, op.x.length, y + r);
             }
             for (r = 0; r < matrix.count; ++r) {
-                const std::int64_t row = matrix.rows[r], first = band + begin;
+                const std::int64_t row = matrix.row(r), first = band + begin;
                 if (are_made)
                     finish(matrix.op, row, first, kPanelOutputs, own[r].back, y[r]);
                 else
