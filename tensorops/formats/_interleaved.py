@@ -9,14 +9,15 @@ shape and the size of those that they are made of.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensorops._typing import Array, Namespace
 from tensorops.formats._format import Format, Groups
 from tensorops.libraries import creation_device
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Interleaved(Format):
         ValueError
             If the rows are not a multiple of 32.
         """
+        import numpy as np
+
         *before, out, width = blocks.shape
         if out % self.ROWS:
             raise ValueError(f"there are {out} rows, expected a multiple of {self.ROWS}")
