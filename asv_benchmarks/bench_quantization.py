@@ -2,9 +2,12 @@
 
 import functools
 
+import numpy as np
+
 from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
-from tensorops import prepare, quantize, quantized_linear
+from tensorops import formats, prepare, quantize, quantized_linear
 from tensorops.testing import BENCHMARK_SHAPES
+from tensorops.testing._stored_blocks import random_blocks
 
 FORMAT = {"group_size": 32}
 # Decoding and short prompts; beyond these, a product is bound by arithmetic, not by the bytes of the matrix.
@@ -36,6 +39,29 @@ class QuantizedLinear(Benchmark):
 
     def time_quantized_linear(self, implementation, shape, dtype, bits):
         self.call()
+
+
+class InterleavedBlocks(Benchmark):
+    """Blocks as files store them and interleaved, too many for the caches: a row for each of several matrices."""
+
+    MATRICES = 12
+    params = (["q4_0", "q4_k", "q5_k", "q6_k", "q8_0", "iq4_xs"], [1, 2, 8], ["stored", "interleaved"])
+    param_names = ("format", "rows", "order")
+
+    def setup(self, format, rows, order):
+        rng = np.random.default_rng(0)
+        self.options = {"format": format if order == "stored" else f"{format}_x32"}
+        self.matrices = [random_blocks(rng, format, 8192, 2048) for _ in range(self.MATRICES)]
+        if order == "interleaved":
+            self.matrices = [formats.get(f"{format}_x32").store(blocks) for blocks in self.matrices]
+        self.x = normal(rows, 2048)
+        explained = quantized_linear.explain(self.x, self.matrices[0], **self.options)
+        if explained.kernel != "cpu":
+            raise NotImplementedError(str(explained))
+
+    def time_interleaved_blocks(self, format, rows, order):
+        for weight in self.matrices:
+            quantized_linear(self.x, weight, **self.options)
 
 
 class PreparedQuantizedLinear(Benchmark):

@@ -26,7 +26,16 @@ struct BlockDefaults {
     static constexpr int fifth_bits(int) { return 0; }  // the byte with those of eight neighbours
     static constexpr bool kHasTable = false;            // of values, in which codes are places: kTable
     static constexpr std::uint8_t kSign = 0;            // is added to signed bytes
-    static constexpr bool kIsInterleaved = false;       // has `scale_of`, and with minima `minimum_of`; see formats.h
+    static constexpr bool kIsInterleaved = false;       // its products have a kernel for interleaved blocks, too
+    // Of the g-th group of these, for a vector of outputs: halves in front of codes, unless the format says otherwise
+    template <int g, class Blocks>
+    static Vec<float> scale_of(const Blocks& blocks, int v) {
+        return blocks.template half<0>(v);
+    }
+    template <int g, class Blocks>
+    static Vec<float> minimum_of(const Blocks& blocks, int v) {
+        return blocks.template half<2>(v);
+    }
 };
 
 // Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones

@@ -11,10 +11,6 @@ struct q4_0 : BlockDefaults {
     static Factors<8> scales(const std::uint8_t* p) { return halves_at<kBytes>(p); }
 
     static constexpr bool kIsInterleaved = true;
-    template <int, class Blocks>
-    static Vec<float> scale_of(const Blocks& blocks, int v) {
-        return blocks.template half<0>(v);
-    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -17,14 +17,6 @@ struct q5_1 : BlockDefaults {
 #endif
 
     static constexpr bool kIsInterleaved = true;
-    template <int, class Blocks>
-    static Vec<float> scale_of(const Blocks& blocks, int v) {
-        return blocks.template half<0>(v);
-    }
-    template <int, class Blocks>
-    static Vec<float> minimum_of(const Blocks& blocks, int v) {
-        return blocks.template half<2>(v);
-    }
 };
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -18,10 +18,10 @@ struct BlockLinear {
     char* y;
     Dtype x_dtype;
     bool is_interleaved;         // for interleaved_linear
-    Groups groups;               // of rows, if there are experts: for interleaved_linear and at most kFewOfExperts
+    Groups groups;               // of rows, if there are experts: for interleaved_linear, if they are few
     std::int64_t expert_stride;  // from one expert's matrix to the next, in bytes
 };
 
-inline constexpr std::int64_t kFewOfExperts = 64;  // rows, of which an expert has at most four
+inline constexpr std::int64_t kFewOfExperts = 64, kFewOfExpert = 4;  // rows of all, and of each
 
 }  // namespace tensorops

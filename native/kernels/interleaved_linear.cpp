@@ -20,9 +20,10 @@ namespace {
 
 constexpr std::int64_t kAhead = 16384;  // how many bytes ahead blocks are fetched
 
-// The rows of x that are multiplied by blocks as they are; of experts, at most four
+// The rows of x that are multiplied by blocks as they are
 template <class D>
 constexpr std::int64_t kFewRows = kHasPanels<D> && D::kCount == 3 ? 32 : 16;
+static_assert(kFewOfExpert <= 16);
 
 // The scales, and minima if there are any, of some outputs of blocks, group by group
 template <class F>

@@ -105,7 +105,7 @@ namespace {
 void multiply_by_expert(const BlockLinear& whole, const Groups& groups, std::int64_t expert_stride) {
     std::int64_t most = 0;
     for (std::int64_t e = 0; e < groups.experts; ++e) most = std::max(most, groups.count(e));
-    if (whole.is_interleaved && most <= 4 && whole.x.count <= kFewOfExperts) {  // all at once
+    if (whole.is_interleaved && most <= kFewOfExpert && whole.x.count <= kFewOfExperts) {  // all at once
         BlockLinear op = whole;
         op.groups = groups;
         op.expert_stride = expert_stride;

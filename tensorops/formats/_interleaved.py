@@ -68,7 +68,7 @@ class Interleaved(Format):
         Raises
         ------
         ValueError
-            If the rows are not a multiple of 32.
+            If the rows are not a multiple of 32, or `place` is not contiguous.
         """
         import numpy as np
 
@@ -79,8 +79,10 @@ class Interleaved(Format):
             memory = np.empty(blocks.size + self.LINE, np.uint8)
             start = -memory.ctypes.data % self.LINE
             place = memory[start : start + blocks.size].reshape(blocks.shape)
+        if not place.flags.c_contiguous:
+            raise ValueError("place is not contiguous")
         bands, count = out // self.ROWS, width // self.nbytes
-        given = blocks.reshape(*before, bands, self.ROWS, count, self.nbytes)
+        given = np.ascontiguousarray(blocks).reshape(*before, bands, self.ROWS, count, self.nbytes)
         made = place.reshape(*before, bands, count, self.ROWS * self.nbytes)
         for start, words, size in self._pieces():
             end, word = start + words * size, np.dtype(f"u{size}")
@@ -117,8 +119,7 @@ class Interleaved(Format):
         for start, count, size in self._pieces():
             part = blocks[..., self.ROWS * start : self.ROWS * (start + count * size)]
             part = xp.reshape(part, (*part.shape[:-1], count, self.ROWS, size))
-            axes = tuple(range(part.ndim))
-            *others, blocks_axis, count_axis, row_axis, byte_axis = axes
+            *others, blocks_axis, count_axis, row_axis, byte_axis = range(part.ndim)
             part = xp.permute_dims(part, (*others, row_axis, blocks_axis, count_axis, byte_axis))
             parts.append(xp.reshape(part, (*part.shape[:-2], count * size)))
         joined = xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0]

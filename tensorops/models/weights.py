@@ -122,7 +122,7 @@ AS_GROUPS = ("q4_0", "q4_1", "q8_0")
 
 
 def load(
-    tensor: Tensor | ComputedTensor, backend: str, precision: str = "highest"
+    tensor: Tensor | ComputedTensor, backend: str, precision: str = "highest", is_table: bool = False
 ) -> np.ndarray[Any, Any] | QuantizedWeight | BlockWeight:
     """Return a tensor in host memory: quantised if a backend has a kernel for it, else in float32.
 
@@ -137,6 +137,8 @@ def load(
         The backend in force.
     precision : str, optional
         Of products with it.
+    is_table : bool, optional
+        Whether it is multiplied by nothing: rows are then found faster in the order of the file.
 
     Returns
     -------
@@ -150,7 +152,7 @@ def load(
         if isinstance(made, QuantizedWeight):
             return made if _kernel_for(made, backend) != "generic" else tensor.dequantize()
         return made
-    if (format := _blocks_for(tensor, backend, precision)) is not None:
+    if (format := _blocks_for(tensor, backend, precision, is_table)) is not None:
         return _read_blocks(Memory(tensor.nbytes), [tensor], format)
     if len(tensor.shape) > 1 and tensor.is_quantized:
         quantized = tensor.quantized()
@@ -160,13 +162,17 @@ def load(
     return tensor.dequantize()
 
 
-def _blocks_for(tensor: Tensor | ComputedTensor, backend: str, precision: str, rows: int | None = None) -> str | None:
+def _blocks_for(
+    tensor: Tensor | ComputedTensor, backend: str, precision: str, is_table: bool, rows: int | None = None
+) -> str | None:
     """Return the format of the blocks that a backend multiplies a tensor in, if it does; `rows`, with others joined."""
     if not isinstance(tensor, Tensor) or len(tensor.shape) == 1 or not tensor.is_quantized:
         return None
     name, rows = tensor.type.name.lower(), rows or tensor.shape[-2]
-    are_groups = precision == "highest" and name in AS_GROUPS
-    if rows % formats.Interleaved.ROWS == 0 and not (are_groups and len(tensor.shape) == 3):  # which `moe` takes
+    are_groups = precision == "highest" and name in AS_GROUPS and not is_table
+    if (
+        not is_table and rows % formats.Interleaved.ROWS == 0 and not (are_groups and len(tensor.shape) == 3)
+    ):  # which `moe` takes
         interleaved = name + formats.Interleaved.ENDING
         if _reads_blocks(interleaved, tensor.shape, backend):
             return interleaved
@@ -255,6 +261,8 @@ def arrange(
         raise ValueError(f"weight {misfit[0]}: {misfit[1]}")
     memory = Memory(sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor | ComputedTensor)))
 
+    tables = {"per_layer_token_embd.weight"} | ({"token_embd.weight"} if "output.weight" in weights else set())
+
     def take(*names: str, axis: int = WHOLE, lengths: Sequence[int] = (0,)) -> Any:
         def part(rank: int) -> Any:
             parts = zip(names, lengths, strict=True)
@@ -264,7 +272,7 @@ def arrange(
                 if names[0].endswith("ffn_down_exps.bias"):
                     bias = bias / np.float32(ranks.size)  # which all ranks add
                 return tp.to_backend(bias, backend)
-            found = _take(memory, own, backend, precision)
+            found = _take(memory, own, backend, precision, names[0] in tables)
             return found[0] if len(found) == 1 else found
 
         return ranks.place(part, axis)
@@ -330,17 +338,17 @@ def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str
     return made
 
 
-def _take(memory: Memory, weights: Sequence[Stored], backend: str, precision: str) -> list[Matrix]:
+def _take(memory: Memory, weights: Sequence[Stored], backend: str, precision: str, is_table: bool) -> list[Matrix]:
     """Return weights on a backend; those of a file as one matrix if they have one format."""
     if not all(isinstance(weight, Tensor | ComputedTensor) for weight in weights):
         return [tp.to_backend(_plain(weight, precision), backend) for weight in weights]  # they stay the caller's
     format = None
     if len({getattr(weight, "type", None) for weight in weights}) == 1:
-        format = _blocks_for(weights[0], backend, precision, sum(weight.shape[-2:][0] for weight in weights))
+        format = _blocks_for(weights[0], backend, precision, is_table, sum(weight.shape[-2:][0] for weight in weights))
     if format is not None:
         joined = [_read_blocks(memory, weights, format)]
     else:
-        loaded: list[Any] = [load(tensor, backend, precision) for tensor in weights]
+        loaded: list[Any] = [load(tensor, backend, precision, is_table) for tensor in weights]
         joined = [memory.copy(weight) for weight in (loaded if len(loaded) == 1 else _join(loaded))]
     return [tp.to_backend(_plain(weight, precision), backend) for weight in joined]
 

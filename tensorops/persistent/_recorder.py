@@ -418,13 +418,13 @@ class Recorder:
 
     def _interleaved(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a product with constant blocks interleaved, if these are multiplied faster here."""
-        weight, format, precision = (arguments[name] for name in ("weight", "format", "precision"))
+        weight, format = arguments["weight"], arguments["format"]
         if isinstance(weight, Recorded) or arguments["scales"] is not None:
             return arguments
-        key = (format, precision, weight.__array_interface__["data"][0], weight.shape, weight.strides)
+        key = (format, weight.__array_interface__["data"][0], weight.shape, weight.strides)
         blocks = self.panels.get(key)
         if blocks is None:
-            found = panels.pack(weight=weight, format=format, precision=precision)
+            found = panels.pack(weight=weight, format=format)
             if not isinstance(found, panels.InterleavedBlocks):
                 return arguments
             self.panels[key] = blocks = found.blocks

@@ -310,6 +310,7 @@ def test_interleaved_blocks(name, library):
     interleaved = interleaved_by_index(name, stored)
     np.testing.assert_array_equal(of.store(stored), interleaved)
     np.testing.assert_array_equal(of.store(stored.reshape(2, 32, -1)), interleaved.reshape(2, 32, -1))
+    np.testing.assert_array_equal(of.store(np.asfortranarray(stored)), interleaved)
     with support.holding(library, "float32"):
         given = support.there(interleaved, library)
         xp = tp.get_namespace(given)
@@ -329,6 +330,8 @@ def test_interleaved_blocks_need_32_rows():
     of, stored = formats.get("q8_0_x32"), random_blocks("q8_0", 33, 1)
     with pytest.raises(ValueError, match="33 rows, expected a multiple of 32"):
         of.store(stored)
+    with pytest.raises(ValueError, match="place is not contiguous"):
+        of.store(stored[:32], np.empty((34, 32), dtype=np.uint8).T)
     with pytest.raises(ValueError, match="multiple of 32 rows, but there are 33"):
         of.values(np, stored)
     with pytest.raises(ValueError, match="weight has 33 rows, but format 'q8_0_x32' interleaves 32"):

@@ -32,6 +32,8 @@ from make_gguf import (
 )
 from tensorops import formats
 from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
+from tensorops.models.blocks import BlockWeight
+from tensorops.models.weights import load
 
 CONFIG = LlamaConfig(
     blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
@@ -227,6 +229,26 @@ def test_matrices_of_one_format_that_multiply_the_same_input_are_one(
     assert [record.kernel for record in log if record.operator == "quantized_linear"] == ["cpu"] * products
     weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
+
+
+def test_matrices_are_interleaved_where_a_kernel_multiplies_them_so(tmp_path: Path) -> None:
+    """Also a rank's part, whose rows are apart in the file; not a table that is only looked up."""
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    x, blocks = np.zeros((1, 32), np.float32), np.zeros((32, 34), np.uint8)
+    if tp.quantized_linear.explain(x, blocks, format="q8_0_x32").kernel != "cpu":
+        pytest.skip("this processor multiplies blocks in the order of files")
+    tensors = open_gguf(write_llama(tmp_path / "model.gguf", "Q8_0")).tensors
+    tensor = tensors["blk.0.ffn_down.weight"]
+    for part in (tensor, tensor.part(1, 0, 32)):
+        made = load(part, "cpu")
+        assert isinstance(made, BlockWeight)
+        assert made.format == "q8_0_x32"
+        of = formats.get(made.format)
+        assert isinstance(of, formats.Interleaved)
+        np.testing.assert_array_equal(of.separate(np, made.blocks), part.blocks().blocks)
+    table = load(tensors["token_embd.weight"], "cpu", is_table=True)
+    assert isinstance(table, BlockWeight)
+    assert table.format == "q8_0"
 
 
 def test_attention_gets_no_free_slots() -> None:

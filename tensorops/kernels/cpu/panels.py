@@ -81,8 +81,6 @@ def pack(
     reason = _native.pack_panels_supports(weight, scales, biases, bits=bits, group_size=group_size)
     if reason is not None:
         return reason
-    if precision == "low":
-        return "panels are multiplied by x in three digits, more than precision 'low' asks for"
     return Panels(_native.pack_panels(weight, scales, biases, bits=bits, group_size=group_size))
 
 

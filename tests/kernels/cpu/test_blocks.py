@@ -8,14 +8,11 @@ import pytest
 
 import support
 import tensorops as tp
+from block_products import BOUNDS, computed, errors
 from tensorops.testing._stored_blocks import FORMATS, decode, random_blocks
 
 # Rows of x to either side of where the method changes, and outputs that fill no unit of any
 SHAPES = [(1, 1, 1), (2, 3, 7), (4, 17, 3), (5, 33, 1), (13, 35, 9), (64, 40, 3)]
-# The most that one product may be off by, in units of the sum of |x w|
-BOUNDS = {"highest": 4e-7, "high": 2e-4, "low": 2e-2}
-
-
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -26,19 +23,6 @@ def name(request):
 
 def there(name, rows, columns, seed=0):
     return random_blocks(np.random.default_rng(seed), name, rows, columns)
-
-
-def computed(*args, **options):
-    with tp.trace() as log:
-        y = tp.quantized_linear(*args, **options)
-    assert [call.kernel for call in log] == ["cpu"]
-    return y
-
-
-def errors(y, x, w):
-    """The errors of products in units of what rounding every term would make of them."""
-    x, w = np.asarray(x, dtype=np.float64), np.asarray(w, dtype=np.float64)
-    return np.abs(np.asarray(y, dtype=np.float64) - x @ w.T) / np.maximum(np.abs(x) @ np.abs(w).T, 1e-300)
 
 
 @pytest.mark.parametrize("precision", BOUNDS)

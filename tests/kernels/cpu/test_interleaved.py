@@ -8,15 +8,13 @@ import pytest
 
 import support
 import tensorops as tp
+from block_products import BOUNDS, computed, errors
 from tensorops import formats
 from tensorops.testing._stored_blocks import FORMATS, decode, random_blocks
 
 MULTIPLIED = ("iq4_nl", "iq4_xs", "mxfp4", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0")
 # Rows of x to either side of where the method changes, and rows of weights that fill no piece of 256
 SHAPES = [(1, 32, 1), (2, 64, 7), (3, 32, 3), (16, 96, 33), (17, 32, 1), (32, 64, 9), (39, 96, 3)]
-BOUNDS = {"highest": 4e-7, "high": 2e-4, "low": 2e-2}  # units of the sum of |x w|
-
-
 SMALL = ("mxfp4", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k")  # whose products AVX2 adds in 16 bits
 
 
@@ -39,18 +37,6 @@ def made(name, rows, columns, seed=0):
     """Blocks, and the same interleaved."""
     stored = random_blocks(np.random.default_rng(seed), name, rows, columns)
     return stored, formats.get(f"{name}_x32").store(stored)
-
-
-def computed(*args, **options):
-    with tp.trace() as log:
-        y = tp.quantized_linear(*args, **options)
-    assert [call.kernel for call in log] == ["cpu"]
-    return y
-
-
-def errors(y, x, w):
-    x, w = np.asarray(x, dtype=np.float64), np.asarray(w, dtype=np.float64)
-    return np.abs(np.asarray(y, dtype=np.float64) - x @ w.T) / np.maximum(np.abs(x) @ np.abs(w).T, 1e-300)
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
@@ -208,6 +194,20 @@ def test_steps_without_python():
         rows, y = kernel(ids, x)
         np.testing.assert_array_equal(rows, tp.dequantize(interleaved, format="q4_0_x32")[ids])
         np.testing.assert_array_equal(y, tp.quantized_linear(x, interleaved, format="q4_0_x32"))
+
+
+def test_steps_read_a_copy_of_constant_blocks(kernel):
+    stored, interleaved = made("q5_k", 64, 768)
+    x = np.random.default_rng(11).standard_normal((1, 768), dtype=np.float32)
+    expected = computed(x, interleaved, format="q5_k_x32")
+    for repack in (True, False):
+        given = stored.copy()
+        step = tp.PersistentKernel(
+            lambda x, given=given: tp.quantized_linear(x, given, format="q5_k"), [x], backend="cpu", repack=repack
+        )
+        step(x)
+        given[:] = 0  # which only a step without a copy of its own sees
+        np.testing.assert_array_equal(step(x), expected if repack else np.zeros_like(expected))
 
 
 @pytest.mark.exhaustive
