@@ -153,11 +153,11 @@ class LanguageModel:
 
     Notes
     -----
-    A block needs two sums over the ranks (Megatron-LM, https://arxiv.org/abs/1909.08053). The number of ranks divides
-    the heads and the hidden features. It divides the heads of keys and values as well, or is a multiple of them: then
-    several ranks have the same one. The embedding is whole on every rank. The rows of the output matrix are divided if
-    the number of ranks divides the vocabulary; each token then needs all ranks' logits. A rank reads only its part of
-    a file.
+    A block needs two sums over the ranks (Megatron-LM, https://arxiv.org/abs/1909.08053), and in OLMo two of one number
+    a token for norms over all heads. The number of ranks divides the heads and the hidden features. It divides the
+    heads of keys and values as well, or is a multiple of them: then several ranks have the same one. The embedding is
+    whole on every rank. The rows of the output matrix are divided if the number of ranks divides the vocabulary; each
+    token then needs all ranks' logits. A rank reads only its part of a file.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorops as tp
 
+from .architectures import get
 from .weights import linear, routed
 
 if TYPE_CHECKING:
@@ -161,10 +162,10 @@ class Layer:
         return q, self._rotated(self._normalized(k, "attn_k_norm")), v
 
     def _normalized(self, x: Array, name: str) -> Array:
-        """Return normalised heads: each by itself, or all heads of a token together, as the weight says."""
-        if self._w[name].shape[0] == self.config.head_dim:
-            return self.normalize(self._by_heads(x), name)
-        return self._by_heads(self.normalize(x, name))
+        """Return normalised heads: each by itself, or those of all ranks together, as the architecture says."""
+        if get(self.config.architecture).normalizes_heads_together:
+            return self._by_heads(self._step.ranks.rms_norm(x, self._w[name], self.config.eps))
+        return self.normalize(self._by_heads(x), name)
 
     def _by_heads(self, x: Array) -> Array:
         """Return features of heads, (batch, heads, tokens, head_dim)."""

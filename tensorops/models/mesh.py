@@ -81,6 +81,12 @@ class MeshRanks(Ranks):
 
         return jax.lax.all_gather(x, self._axis, axis=1, tiled=True)
 
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        import jax
+
+        mean = jax.lax.pmean(jax.numpy.mean(x * x, axis=1, keepdims=True), self._axis)
+        return x * jax.lax.rsqrt(mean + eps) * weight
+
     def first(self, x: Array) -> Array:
         import jax
 

@@ -3,7 +3,8 @@
 Shoeybi et al., "Megatron-LM", https://arxiv.org/abs/1909.08053: matrices that multiply the features of a token are
 divided by rows (heads, or hidden features), those that return to them by columns. A rank computes its heads and its
 hidden features without the others, so a block needs two sums over the ranks: after attention, and after the
-feed-forward layer. What has the length of a token's features is the same on all ranks.
+feed-forward layer. A norm over all heads of a token needs a sum of its own, of one number. What has the length of a
+token's features is the same on all ranks.
 
 How their results come together, `tensorops.persistent.ranks` says.
 """
@@ -87,8 +88,6 @@ def _indivisible(config: ModelConfig, size: int) -> str:
     for features in (getattr(config, name) for name in _hidden(config)):
         if features % size:
             return f"{features} hidden features cannot be divided among {size} ranks"
-    if size > 1 and not get(config.architecture).is_divisible:
-        return f"networks of the architecture {config.architecture!r} cannot be divided among {size} ranks"
     return ""
 
 

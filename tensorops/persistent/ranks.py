@@ -1,6 +1,6 @@
 """The ranks that share a computation, and how their results come together.
 
-The network of a model and the step of a `PersistentKernel` call `all_reduce` only. What carries the sums is
+The step of a `PersistentKernel` calls `all_reduce`; the network of a model needs others, too. What carries the sums is
 exchangeable: nothing for a single rank, MPI for NumPy arrays in several processes, the collectives of a compiled
 program for several devices of JAX.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorops._messages import installing
 from tensorops.backends import to_backend
+from tensorops.ops.normalization import rms_norm
 from tensorops.persistent._captured import CaptureError
 from tensorops.persistent._recorded import Recorded
 
@@ -51,6 +52,14 @@ class Ranks:
     def all_gather(self, x: Array) -> Array:
         """Return the columns of all ranks, of which each has some."""
         return x
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Return the norm of the columns of all ranks, of which each has as many, and its part of the weight.
+
+        Several ranks may have the same columns, if every column is on as many ranks: the mean of the squares is that of
+        the ranks' means, which repetitions do not change.
+        """
+        return rms_norm(x, weight, eps)
 
     def first(self, x: Array) -> Array:
         """Return what the first rank has."""
@@ -100,6 +109,16 @@ class MPIRanks(Ranks):
         parts = _exchanged("all_gather", self._world.Allgather, x, (self.size, *x.shape))
         xp = parts.__array_namespace__()
         return xp.reshape(xp.moveaxis(parts, 0, 1), (x.shape[0], -1))
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        def normalize(given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
+            own = np.mean(np.square(given), axis=1, keepdims=True)
+            total = np.empty_like(own)
+            self._world.Allreduce(own, total)
+            np.multiply(given / np.sqrt(total / self.size + eps), weight, out=found)
+
+        # All of it is done with the sum, as recorded steps have no square roots.
+        return _exchanged("rms_norm", normalize, x, tuple(x.shape))
 
     def first(self, x: Array) -> Array:
         def send(given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 import tensorops as tp
 import tiny_networks
 from mpi_threads import world_of
-from tensorops.models import GGUFError, LanguageModel, architectures, open_gguf, ranks
+from tensorops.models import GGUFError, LanguageModel, architectures, open_gguf
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
 
 if TYPE_CHECKING:
@@ -121,7 +121,12 @@ def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name:
     pytest.importorskip("tensorops.kernels.cpu._native")
     folder, _ = saved(name)
     model = LanguageModel.load(folder, "cpu")
-    tokens = list(model.generate_ids(IDS[:12], max_new_tokens=8))
+    tokens, others = (list(model.generate_ids(ids, max_new_tokens=8)) for ids in (IDS[:12], IDS[:3]))
+    assert without_python(model) == [tokens, tokens, others]
+
+
+def without_python(model: LanguageModel) -> list[list[int]]:
+    """Return what follows 12 tokens by persistent steps, and what follows 12 and 3 in a batch."""
     cache = model.new_cache(32)
     model(IDS[:11], cache)
     step = model.persistent(max_seq_length=32)
@@ -131,11 +136,10 @@ def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name:
         ids, keys, values = step(np.asarray([token], np.int32), np.asarray([position], np.int32), keys, values)
         token = int(ids[0])
         found.append(token)
-    assert found == tokens
-    batch: dict[int, list[int]] = {0: [], 1: []}
+    batch: list[list[int]] = [[], []]
     for number, token in model.generate_batch([IDS[:12], IDS[:3]], max_new_tokens=8, page_size=4):
         batch[number].append(token)
-    assert batch == {0: tokens, 1: list(model.generate_ids(IDS[:3], max_new_tokens=8))}
+    return [found, *batch]
 
 
 def test_states_and_tokens_without_effect(saved: Any) -> None:
@@ -147,32 +151,51 @@ def test_states_and_tokens_without_effect(saved: Any) -> None:
     assert_close(kernel(np.asarray(IDS, np.int32)), saved("qwen35")[1])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_ranks_give_the_tokens_of_one(saved: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+# Two ranks have a head of keys each; of four, two have the same one.
+NORMS_OVER_HEADS = [("olmo2", 2), ("olmo2", 4), ("olmo3", 2), ("olmo3", 4)]
+
+
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in NETWORKS), ("olmo2", 4), ("olmo3", 4)])
+def test_ranks_give_the_tokens_of_one(saved: Any, name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, exact = saved(name)
     alone = LanguageModel.load(folder, "numpy")
-    if not architectures.get(alone.config.architecture).is_divisible:
-        with pytest.raises(ValueError, match="cannot be divided among 2 ranks"):
-            ranks.divide(alone.config, 2)
-        return
 
     def on_rank(rank: int) -> Any:
-        model = LanguageModel.load(folder, "numpy", world_size=2, mpi_rank=rank)
+        model = LanguageModel.load(folder, "numpy", world_size=size, mpi_rank=rank)
         return model(IDS), list(model.generate_ids(IDS[:9], max_new_tokens=5))
 
     tokens = list(alone.generate_ids(IDS[:9], max_new_tokens=5))
-    for logits, made in world_of(monkeypatch, 2).run(on_rank):
+    for logits, made in world_of(monkeypatch, size).run(on_rank):
         assert_close(logits, exact)
         assert made == tokens
+
+
+@pytest.mark.parametrize(("name", "size"), NORMS_OVER_HEADS)
+def test_steps_without_python_of_ranks_give_the_tokens_of_one(
+    saved: Any, name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    folder, exact = saved(name)
+
+    def on_rank(rank: int) -> Any:
+        model = LanguageModel.load(folder, "cpu", world_size=size, mpi_rank=rank)
+        whole = model.persistent(mode="onepass", length=len(IDS))
+        return without_python(model), whole(np.asarray(IDS, np.int32))
+
+    alone = LanguageModel.load(folder, "numpy")
+    tokens, others = (list(alone.generate_ids(ids, max_new_tokens=8)) for ids in (IDS[:12], IDS[:3]))
+    for found, logits in world_of(monkeypatch, size).run(on_rank):
+        assert found == [tokens, tokens, others]
+        assert_close(logits, exact)
 
 
 OVER_MESH = """
 import json, sys
 import jax, numpy as np
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 2)
+folder, ids, size = json.loads(sys.argv[1])
+jax.config.update("jax_num_cpu_devices", size)
 from tensorops.models import LanguageModel
-folder, ids = json.loads(sys.argv[1])
 model = LanguageModel.load(folder, mesh=jax.sharding.Mesh(np.asarray(jax.devices()), ("ranks",)))
 cache = model.new_cache(32)
 model(ids[:-1], cache)
@@ -184,11 +207,15 @@ print(json.dumps([np.asarray(model(ids)).tolist(), tokens, int(token[0])]))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["gpt-oss", "gemma4 with experts", "gemma4 with inputs of blocks", "qwen35moe"])
-def test_devices_of_a_mesh_give_the_tokens_of_one(saved: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("gpt-oss", 2), ("gemma4 with experts", 2), ("gemma4 with inputs of blocks", 2), ("qwen35moe", 2),
+     *NORMS_OVER_HEADS],
+)  # fmt: skip
+def test_devices_of_a_mesh_give_the_tokens_of_one(saved: Any, name: str, size: int) -> None:
     pytest.importorskip("jax")
     folder, exact = saved(name)
-    command = [sys.executable, "-W", "error", "-c", OVER_MESH, json.dumps([str(folder), IDS[:9]])]
+    command = [sys.executable, "-W", "error", "-c", OVER_MESH, json.dumps([str(folder), IDS[:9], size])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     logits, tokens, first = json.loads(done.stdout)

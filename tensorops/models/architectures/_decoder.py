@@ -62,8 +62,8 @@ class Decoder:
         Keys of a ``config.json`` that `read_folder` reads.
     folder_names : mapping
         Names of tensors in GGUF files by those in folders, after that of the block, where the package gguf has none.
-    is_divisible : bool
-        Whether ranks can share the network.
+    normalizes_heads_together : bool
+        Whether a norm of queries or keys is over all heads of a token, or over each by itself.
     adds_experts : bool
         Whether blocks with experts have a feed-forward layer besides.
     activation : str
@@ -82,7 +82,7 @@ class Decoder:
     keys: ClassVar[frozenset[str]] = frozenset()
     folder_keys: ClassVar[frozenset[str]] = frozenset()
     folder_names: ClassVar[Mapping[str, str]] = {}
-    is_divisible: ClassVar[bool] = True
+    normalizes_heads_together: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
     activation: ClassVar[str] = "swiglu"
     biases: ClassVar[tuple[str, ...]] = ()

@@ -27,7 +27,7 @@ class OLMo2(Decoder):
     names = ("olmo2",)
     model_types = ("olmo2", "olmo3")
     keys = frozenset(("attention.sliding_window", "rope.freq_base_swa"))
-    is_divisible = False  # a norm is over the heads of all ranks
+    normalizes_heads_together = True
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
@@ -37,8 +37,8 @@ class OLMo2(Decoder):
     @classmethod
     def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
         yield from cls.attention_weights(c)
-        yield Weight("attn_q_norm.weight", (c.heads * c.head_dim,))
-        yield Weight("attn_k_norm.weight", (c.kv_heads * c.head_dim,))
+        yield Weight("attn_q_norm.weight", (c.heads * c.head_dim,), 0)
+        yield Weight("attn_k_norm.weight", (c.kv_heads * c.head_dim,), 0)
         yield Weight("post_attention_norm.weight", (c.dim,))
         yield from cls.feed_forward_weights(c)
         yield Weight("post_ffw_norm.weight", (c.dim,))
