@@ -19,3 +19,6 @@ cpu_features: list[Callable[[], frozenset[str]]] = []
 
 wrong_result: list[Callable[[Any], str]] = []
 """The tiny computation that tries a `Backend`; returns what is wrong with its result, or an empty string."""
+
+interleave_blocks: list[Callable[[Any, Any, str], bool]] = []
+"""Compiled code that writes blocks of a format interleaved to memory of their size; false if it does not know it."""

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <type_traits>
 
 namespace tensorops {
 
@@ -110,6 +111,23 @@ inline void copy_interleaved(const FormatSize& format, const char* blocks, std::
     for (std::int64_t block = 0; block < count; ++block) {
         if (lead != 0) copy(lead);
         for (std::int64_t word = 0; word < words; ++word) copy(4);
+        if (odd != lead) copy(odd);
+    }
+}
+
+// Interleaves some blocks of 32 rows, which are `stride` bytes apart.
+inline void interleave(const FormatSize& format, const char* rows, std::int64_t stride, std::int64_t count, char* to) {
+    const std::int64_t odd = format.bytes % 4, words = format.bytes / 4, lead = format.elements == 32 ? odd : 0;
+    const auto copy = [&](auto size) {
+        for (std::int64_t row = 0; row < kInterleavedRows; ++row)
+            std::memcpy(to + row * size, rows + row * stride, static_cast<std::size_t>(size));
+        to += kInterleavedRows * size;
+        rows += size;
+    };
+    constexpr std::integral_constant<std::int64_t, 4> kWord;  // its copies need no call
+    for (std::int64_t block = 0; block < count; ++block) {
+        if (lead != 0) copy(lead);
+        for (std::int64_t word = 0; word < words; ++word) copy(kWord);
         if (odd != lead) copy(odd);
     }
 }

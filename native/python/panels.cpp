@@ -7,7 +7,9 @@
 
 #include "bind.h"
 #include "checks.h"
+#include "formats.h"
 #include "panel_linear.h"
+#include "parallel.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -139,6 +141,26 @@ nb::object multiply(nb::handle x, const WeightPanels& panels, bool only_checks) 
     return call_with_numpy(op, values.data(), only_checks);
 }
 
+// Writes blocks interleaved to a place of the same size, or returns false: there is no such format.
+bool interleave_blocks(nb::handle blocks, nb::handle place, const std::string& name) {
+    const Value from = read_value(blocks), to = read_value(place);
+    const Format format = find_format(name);
+    if (format == Format::none || from.kind != Value::array || to.kind != Value::array) return false;
+    const Array &a = from.as_array, &b = to.as_array;
+    const FormatSize& size = size_of(format);
+    const bool fits = a.dtype == Dtype::uint8 && b.dtype == Dtype::uint8 && a.ndim >= 2 && a.is_contiguous() &&
+                      b.is_contiguous() && a.size() == b.size() && a.shape[a.ndim - 2] % kInterleavedRows == 0 &&
+                      a.length() % size.bytes == 0;
+    if (!fits) return false;
+    if (a.size() == 0) return true;
+    const std::int64_t row = a.length(), band = kInterleavedRows * row, bands = a.size() / band;
+    nb::gil_scoped_release released;
+    over_pieces(threads_for(bands, a.size()), bands, [&](std::int64_t i, int) {
+        interleave(size, a.data + i * band, row, row / size.bytes, b.data + i * band);
+    });
+    return true;
+}
+
 }  // namespace
 
 void bind_panels(nb::module_& m) {
@@ -153,6 +175,7 @@ void bind_panels(nb::module_& m) {
         .def_prop_ro("biased", [](const WeightPanels& p) { return p.format().has_biases; })
         .def_prop_ro("memory", &memory_of, "The bytes of the panels, which it keeps.")
         .def("unpack", &unpack_panels, "The weight, scales and biases that it was made of, as new arrays.");
+    m.def("interleave_blocks", &interleave_blocks, "blocks"_a, "place"_a, "format"_a);
     m.def("pack_panels", &pack_panels, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(),
           "bits"_a.none() = 4, "group_size"_a.none() = 32);
     m.def(

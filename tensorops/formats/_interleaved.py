@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tensorops import _hooks
 from tensorops._typing import Array, Namespace
 from tensorops.formats._format import Format, Groups
 from tensorops.libraries import creation_device
@@ -81,8 +82,11 @@ class Interleaved(Format):
             place = memory[start : start + blocks.size].reshape(blocks.shape)
         if not place.flags.c_contiguous:
             raise ValueError("place is not contiguous")
+        given = np.ascontiguousarray(blocks)
+        if any(interleave(given, place, self.of.name) for interleave in _hooks.interleave_blocks):
+            return place
         bands, count = out // self.ROWS, width // self.nbytes
-        given = np.ascontiguousarray(blocks).reshape(*before, bands, self.ROWS, count, self.nbytes)
+        given = given.reshape(*before, bands, self.ROWS, count, self.nbytes)
         made = place.reshape(*before, bands, count, self.ROWS * self.nbytes)
         for start, words, size in self._pieces():
             end, word = start + words * size, np.dtype(f"u{size}")

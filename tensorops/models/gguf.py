@@ -32,6 +32,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_KEY_BYTES = 65535  # the format's own limit
 MAX_DIMENSIONS = 4
 AT_A_TIME = 1 << 20  # bytes
+SPLIT_AT_A_TIME = 1 << 16
 SEVEN_ZEROS = bytes(7)
 # The minimum size of an entry, which limits a count by the number of remaining bytes.
 MIN_METADATA_BYTES = 8 + 4 + 1
@@ -163,19 +164,20 @@ class _Reader:
             raise self.error(f"string at offset {self.position - size} is not UTF-8") from None
 
     def strings(self, number: int) -> list[str]:
-        """Return strings: a vocabulary has some hundred thousand of them, so what is in the buffer is not checked."""
+        """Return strings; a vocabulary has some hundred thousand of them."""
         found: list[str] = []
         while len(found) < number:
             found.append(self.string())  # which fills the buffer
-            buffer, at, size = self._buffer, self.position - self._start, len(self._buffer)
-            with contextlib.suppress(UnicodeDecodeError):  # `string` says what is wrong
-                for _ in range(number - len(found)):
-                    start = at + 8
-                    # Nearly all lengths fit one byte; `string` reads the others.
-                    if buffer[at + 1 : start] != SEVEN_ZEROS or (stop := start + buffer[at]) > size:
+            # Nearly all lengths fit one byte, which seven zeros follow: split there, and each string has the length of
+            # the next one behind it. `string` reads the others, and says what is wrong.
+            at = self.position - self._start
+            length, *pieces = self._buffer[at : at + SPLIT_AT_A_TIME].split(SEVEN_ZEROS, number - len(found))
+            with contextlib.suppress(UnicodeDecodeError):
+                for piece in pieces[:-1]:  # where the last one ends is not known
+                    if len(length) != 1 or len(piece) - 1 != length[0]:
                         break
-                    found.append(buffer[start:stop].decode())
-                    at = stop
+                    found.append(piece[:-1].decode())
+                    at, length = at + 7 + len(piece), piece[-1:]
             self.position = self._start + at
         return found
 

@@ -10,6 +10,7 @@ import pytest
 import support
 import tensorops as tp
 from tensorops import formats
+from tensorops.kernels.cpu import _native
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import REFERENCES
 
@@ -324,6 +325,37 @@ def test_interleaved_blocks(name, library):
         ids = support.there(np.asarray([40, 0, 31]), library)
         found = support.back(tp.embedding(ids, given, format=of.name))
     np.testing.assert_array_equal(found, values[[40, 0, 31]])
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", ["q8_0", "q4_1", "q6_k", "mxfp4", "q2_k"])
+def test_blocks_are_interleaved_by_compiled_code_or_without(name, compiled, monkeypatch):
+    of, stored = formats.get(f"{name}_x32"), random_blocks(name, 320, 3)
+    asked = []
+
+    def interleave(blocks, place, known_by):
+        asked.append(_native.interleave_blocks(blocks, place, known_by) if compiled else False)
+        return asked[-1]
+
+    monkeypatch.setattr("tensorops._hooks.interleave_blocks", [interleave])
+    np.testing.assert_array_equal(of.store(stored), interleaved_by_index(name, stored))
+    assert asked == [compiled]
+
+
+def test_compiled_code_interleaves_only_what_it_knows():
+    stored, place = random_blocks("q8_0", 64, 2), np.full((64, 68), 7, np.uint8)
+    for blocks, to, name in (
+        (stored, place, "q9"),
+        (stored[:33], place[:33], "q8_0"),
+        (stored, place[:32], "q8_0"),
+        (stored.T, place.T, "q8_0"),
+        (stored, place.view(np.int8), "q8_0"),
+        (stored[:, :67].copy(), place[:, :67].copy(), "q8_0"),
+        (stored.reshape(-1), place.reshape(-1), "q8_0"),
+    ):
+        assert not _native.interleave_blocks(blocks, to, name)
+        assert (place == 7).all()
+    assert _native.interleave_blocks(stored[:0], place[:0], "q8_0")
 
 
 def test_interleaved_blocks_need_32_rows():

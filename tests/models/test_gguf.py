@@ -110,13 +110,16 @@ def test_strings_longer_than_a_byte_counts_and_at_the_end_of_the_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["a" * length for length in (0, 1, 255, 256, 70000, 3)] + ["ü" * 127, "", "x" * 300] * 40
+    zeros = ["\0" * count for count in range(20)]
+    texts += [*zeros, *(f"{text}\1{text}" for text in zeros), "\7" + "\0" * 7 + "seven..", "\0a"]
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "none")
     writer.add_array("texts", texts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    for size in (64, 999, 1 << 20):
+    for size, split in ((64, 64), (999, 50), (1 << 20, 1 << 16)):
         monkeypatch.setattr("tensorops.models.gguf.AT_A_TIME", size)
+        monkeypatch.setattr("tensorops.models.gguf.SPLIT_AT_A_TIME", split)
         assert open_gguf(tmp_path / "m.gguf").metadata["texts"] == texts
 
 

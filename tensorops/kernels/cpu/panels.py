@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorops import formats
+from tensorops import _hooks, formats
 from tensorops._typing import Array
 from tensorops.kernels.cpu import _native
+
+_hooks.interleave_blocks.append(_native.interleave_blocks)
 
 
 @dataclass(frozen=True)
