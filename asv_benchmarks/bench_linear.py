@@ -1,9 +1,11 @@
 """Linear maps with a square matrix, gated units of two of them, and table lookups."""
 
+import functools
+
 import numpy as np
 
 from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
-from tensorops import gated_linear_unit, linear, swiglu
+from tensorops import gated_linear_unit, linear, prepare, swiglu
 from tensorops.testing import BENCHMARK_SHAPES
 
 VOCABULARY = 8192
@@ -71,3 +73,25 @@ class Embedding(Benchmark):
 
     def time_embedding(self, implementation, shape, dtype):
         self.call()
+
+
+class PreparedLinear:
+    """A matrix as it is, and in the order that `prepare` brings it into; all of them fit no second-level cache."""
+
+    params = ([1, 2, 8, 32, 512], ["plain", "prepared"])
+    param_names = ("rows", "order")
+
+    def setup(self, rows, order):
+        self.x, bias = normal(rows, 384), normal(1536)
+        weights = [normal(1536, 384) for _ in range(6)]
+        self.products = [
+            prepare("linear", weight=w, bias=bias)
+            if order == "prepared"
+            else functools.partial(linear, weight=w, bias=bias)
+            for w in weights
+        ]
+        self.time_products(rows, order)
+
+    def time_products(self, rows, order):
+        for product in self.products:
+            product(self.x)

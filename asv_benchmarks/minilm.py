@@ -40,7 +40,9 @@ def encoders(model: str) -> tuple[Any, dict[str, Callable[[Any, Any], Any]]]:
     ours = Encoder(packaged_model())
 
     def by(provider: str) -> Callable[[Any, Any], Any]:
-        return tensorops.set_backend(provider)(lambda ids, valid: ours.embed(ours.weights, ids, valid))
+        active = tensorops.set_backend(provider)
+        own = active(Encoder)(packaged_model())
+        return active(lambda ids, valid: own.embed(own.weights, ids, valid))
 
     on_jax = Encoder(packaged_model(), "jax", transform=jax.jit)
     options = onnxruntime.SessionOptions()

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -117,16 +118,16 @@ def test_copies_are_packed_again(packed, copied, rng):
 
 
 def test_where_no_kernel_repacks_the_arrays_are_held_as_they_are(library, rng):
-    w = support.there(rng.standard_normal((6, 8)).astype(np.float32), library.name)
+    w = support.there(rng.standard_normal(8).astype(np.float32), library.name)
     x = rng.standard_normal((2, 8)).astype(np.float32)
-    product = tp.prepare(tp.linear, weight=w)
-    assert product.provider == ""
-    assert product.plain()["weight"] is w
-    assert product.nbytes == 6 * 8 * 4
-    assert "not prepared" in repr(product)
-    y = product(support.there(x, library.name))
+    norm = tp.prepare(tp.rms_norm, weight=w)
+    assert norm.provider == ""
+    assert norm.plain()["weight"] is w
+    assert norm.nbytes == 8 * 4
+    assert "not prepared" in repr(norm)
+    y = norm(support.there(x, library.name))
     assert library.owns(y)
-    assert_matches(support.back(y), REFERENCES["linear"](x, support.back(w)), "float32", tolerance=16)
+    assert_matches(support.back(y), REFERENCES["rms_norm"](x, support.back(w)), "float32", tolerance=16)
 
 
 @pytest.mark.parametrize("inputs", [16, 2048])
@@ -176,4 +177,111 @@ def test_arrays_of_several_libraries():
 
 def test_every_kernel_that_packs_has_a_test():
     packing = {(name, provider) for name, o in OPERATORS.items() for provider, k in o.kernels.items() if k.pack}
-    assert packing - {("quantized_linear", "mlx")} == {("quantized_linear", "cpu")}  # test_mlx.py has MLX's
+    assert packing == {("linear", "cpu"), ("quantized_linear", "cpu"), ("quantized_linear", "mlx")}  # test_mlx.py
+
+
+# ------------------------------------------------------------------------------------- linear
+
+
+@pytest.fixture
+def matrix(rng):
+    """Return a function that makes a matrix and a bias, and their product, packed."""
+    support.require_provider("cpu")
+
+    def made(outputs, inputs):
+        weight = rng.standard_normal((outputs, inputs), dtype=np.float32)
+        bias = rng.standard_normal(outputs, dtype=np.float32)
+        return weight, bias, tp.prepare("linear", weight=weight, bias=bias)
+
+    return made
+
+
+def assert_linear(y, x, weight, bias, dtype="float32"):
+    """Compare with float64, in units of the rounding of each product."""
+    x, weight = (np.asarray(a, np.float64) for a in (x, weight))
+    exact, size = x @ weight.T + bias, np.abs(x) @ np.abs(weight).T + np.abs(bias)
+    eps = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+    assert y.dtype == dtype
+    assert (np.abs(np.asarray(y, np.float64) - exact) <= 2.0**-22 * size + eps * np.abs(exact)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (23, 7), (24, 256), (33, 257), (70, 1100)])
+def test_packed_matrices_of_linear(outputs, inputs, dtype, matrix, target, rng):
+    weight, bias, product = matrix(outputs, inputs)
+    assert (product.provider, product.refused) == ("cpu", {})
+    for rows in (1, 2, 3, 4, 5, 8, 9, 12, 13, 31, 200):  # to either side of how many are multiplied at a time
+        x = rng.standard_normal((rows, inputs)).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        with tp.trace() as log:
+            y = product(x)
+        assert [(r.operator, r.kernel, r.shapes[1:]) for r in log] == [("linear", "cpu", (weight.shape, bias.shape))]
+        assert_linear(y, x, weight, bias, dtype)
+    for name, given in (("weight", weight), ("bias", bias)):
+        np.testing.assert_array_equal(product.plain()[name], given)
+
+
+def test_packed_matrices_take_rows_in_several_axes_and_with_strides(matrix, rng):
+    weight, bias, product = matrix(40, 64)
+    x = rng.standard_normal((3, 5, 128), dtype=np.float32)[:, ::-1, 32:96]
+    assert product.explain(x).kernel == "cpu"
+    assert_linear(product(x), x, weight, bias)
+
+
+def test_a_bias_may_be_fixed_given_or_left_out(rng):
+    support.require_provider("cpu")
+    weight, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((40, 64), (3, 64)))
+    bias = rng.standard_normal(40, dtype=np.float32)
+    product = tp.prepare("linear", weight=weight)
+    for given in ({}, {"bias": bias}):
+        assert product.explain(x, **given).prepared == "weight"
+        assert_linear(product(x, **given), x, weight, given.get("bias", np.zeros(40)))
+    with pytest.raises(TypeError, match="bias was fixed by prepare"):
+        tp.prepare("linear", weight=weight, bias=bias)(x, bias=bias)
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row_and_column(matrix):
+    weight, bias, _ = matrix(40, 64)
+    x = np.ones((14, 64), np.float32)
+    x[3, 5], weight[7, 9] = np.nan, np.inf
+    y = tp.prepare("linear", weight=weight, bias=bias)(x)
+    expected = np.zeros((14, 40), bool)
+    expected[3, :] = expected[:, 7] = True
+    np.testing.assert_array_equal(~np.isfinite(y), expected)
+
+
+def test_what_packed_matrices_refuse(matrix, rng):
+    weight, bias, product = matrix(40, 64)
+    x = rng.standard_normal((3, 64))
+    refused = product.explain(x).refused["cpu with prepared arrays"]
+    assert refused.startswith("x has dtype float64")
+    np.testing.assert_allclose(product(x), x @ weight.T + bias, rtol=1e-12)  # from the plain arrays
+    with pytest.raises(ValueError, match=r"^linear: weight has 64 columns, but the last axis of x has 5$"):
+        product(np.ones((2, 5), np.float32))
+    assert product(np.ones((0, 64), np.float32)).shape == (0, 40)
+    for constants, reason in (
+        ({"weight": weight.astype(np.float16)}, "weight has dtype float16: only float32 is packed"),
+        ({"weight": np.zeros((1, 16385), np.float32)}, "packed rows have 1 to 16384 elements"),
+        ({"weight": np.zeros((0, 8), np.float32)}, "packed rows have 1 to 16384 elements"),
+        ({"bias": bias}, "cannot prepare these arguments: "),
+        ({"weight": weight, "bias": bias[:3]}, "bias"),
+    ):
+        refused = tp.prepare("linear", **constants)
+        assert refused.provider == ""
+        assert reason in refused.refused["cpu"]
+
+
+def test_a_matrix_packed_for_another_target_is_unpacked(matrix, rng):
+    from tensorops.kernels.cpu import _native
+
+    weight, bias, product = matrix(40, 64)
+    x, own = rng.standard_normal((3, 64), dtype=np.float32), _native.target()
+    others = [name for name in _native.targets() if name.startswith("v4") != own.startswith("v4")]
+    if not others:
+        pytest.skip("one kind of target only was compiled, or runs here")
+    try:
+        _native.use_target(others[0])
+        refused = product.explain(x).refused["cpu with prepared arrays"]
+        assert refused == "weight was packed for another target"
+        assert_linear(product(x), x, weight, bias)
+    finally:
+        _native.use_target(own)

@@ -15,18 +15,13 @@ import tokenizers
 
 import tensorops as tp
 
-PROJECTIONS = {
-    "q_proj": "self.query",
-    "k_proj": "self.key",
-    "v_proj": "self.value",
-    "out_proj": "output.dense",
-}
+MATRICES = ("query", "key", "value", "dense")
 
 
-def embed(weights, ids, valid, *, layers, num_heads, eps):
+def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
     """Map token ids, shape (sentences, tokens), to unit vectors.
 
-    `valid` is 1 for tokens and 0 for padding.
+    `valid` is 1 for tokens and 0 for padding; `prepared` has products by name.
     """
     xp = tp.get_namespace(ids)
     ids, valid = xp.asarray(ids), xp.asarray(valid)  # wraps arrays of MLX and PyOpenCL
@@ -36,18 +31,24 @@ def embed(weights, ids, valid, *, layers, num_heads, eps):
         return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
     def linear(x, name):
+        if name in prepared:
+            return prepared[name](x)
         return tp.linear(x, *parameters(name))
 
     def norm(x, name):
         return tp.layer_norm(x, *parameters(f"{name}.LayerNorm"), eps)
 
-    def attend(x, name):
-        options = {"num_heads": num_heads, "lengths": xp.sum(valid, axis=1)}
-        for ours, theirs in PROJECTIONS.items():
-            weight, bias = parameters(f"{name}.{theirs}")
-            options |= {f"{ours}_weight": weight, f"{ours}_bias": bias}
-        return tp.multi_head_attention(x, **options)[0]
+    def heads(x, name):
+        split = xp.reshape(linear(x, name), (*x.shape[:2], num_heads, -1))
+        return xp.permute_dims(split, (0, 2, 1, 3))
 
+    def attend(x, name):
+        qkv = (heads(x, f"{name}.self.{part}") for part in ("query", "key", "value"))
+        y = tp.scaled_dot_product_attention(*qkv, lengths=lengths)
+        joined = xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), x.shape)
+        return linear(joined, f"{name}.output.dense")
+
+    lengths = xp.sum(valid, axis=1)
     x = tp.embedding(ids, weights["embeddings.word_embeddings.weight"])
     x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1], :]
     x = norm(x + weights["embeddings.token_type_embeddings.weight"][0, :], "embeddings")
@@ -60,18 +61,29 @@ def embed(weights, ids, valid, *, layers, num_heads, eps):
     return tp.l2_norm(xp.sum(x, axis=1))  # the mean has the direction of the sum
 
 
+def prepare(weights):
+    """Take the matrices out of `weights`, and return their products by name."""
+    found = {}
+    for name in [key.removesuffix(".weight") for key in weights]:
+        if name.endswith(MATRICES):
+            parts = {part: weights.pop(f"{name}.{part}") for part in ("weight", "bias")}
+            found[name] = tp.prepare("linear", **parts)
+    return found
+
+
 class Encoder:
     """Map sentences to unit vectors on a backend; `transform` may be jax.jit."""
 
     def __init__(self, folder, backend="numpy", transform=lambda function: function):
         config = json.loads((folder / "config.json").read_text())
-        shape = {"layers": config["num_hidden_layers"], "eps": config["layer_norm_eps"]}
-        shape["num_heads"] = config["num_attention_heads"]
-        self.embed = transform(lambda *arrays: embed(*arrays, **shape))
-        self.backend = backend
         weights = safetensors.numpy.load_file(folder / "model.safetensors")
         weights.pop("embeddings.position_ids")  # 0, 1, 2 …
-        self.weights = tp.to_backend(weights, backend)
+        self.backend, self.weights = backend, tp.to_backend(weights, backend)
+        shape = {"layers": config["num_hidden_layers"], "eps": config["layer_norm_eps"]}
+        shape["num_heads"] = config["num_attention_heads"]
+        # In the order that compiled kernels read; jax.jit needs arrays.
+        shape["prepared"] = prepare(self.weights) if backend == "numpy" else {}
+        self.embed = transform(lambda *arrays: embed(*arrays, **shape))
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(256)
         self.tokenizer.enable_padding(pad_to_multiple_of=16)  # few shapes to compile

@@ -145,25 +145,35 @@ inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
     for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(from), to, n); });
 }
 
+// In place of a function that returns rows of W: its columns, for kBlockOutputs rows at a time, one block after
+// another.
+struct PackedRows {
+    const float* columns;
+};
+
 // Some outputs for a number of rows. row(index, buffer) returns a pointer to a row of W, from the `first` on, computed
 // in the buffer if necessary: `buffers` has room for kBlockOutputs of them, `line` bytes apart. Row r of x begins at
 // from(r); put(r, sums) takes its products.
 template <class X, class W, class Row, class From, class Put>
 inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t first, std::int64_t width, const Row& row,
                             char* buffers, std::int64_t line, const From& from, const Put& put) {
-    const W* w[kBlockOutputs + kTileColumns];
-    for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
-    std::fill(w + width, w + kBlockOutputs + kTileColumns, w[width - 1]);  // fills the tile; these are unused
-    if constexpr (is_same<X, float> && is_same<W, float>)
-        if (count >= kLeastRowsOfPanels && n <= kMostOfPanels)
-            return FloatPanel<kBlockOutputs>::each_row(count, n, w, from, put);
-    for (std::int64_t r = 0; r < count; r += kTileRows) {
-        const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
-        const X* x[kTileRows];
-        for (std::int64_t i = 0; i < height; ++i) x[i] = from(r + i);
-        float out[kTileRows][kBlockOutputs];
-        block_of_outputs<X, W>(height, x, w, width, n, out);
-        for (std::int64_t i = 0; i < height; ++i) put(r + i, out[i]);
+    if constexpr (is_same<Row, PackedRows>) {
+        FloatPanel<kBlockOutputs>::each_row(count, n, nullptr, row.columns + first * n, from, put);
+    } else {
+        const W* w[kBlockOutputs + kTileColumns];
+        for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
+        std::fill(w + width, w + kBlockOutputs + kTileColumns, w[width - 1]);  // fills the tile; these are unused
+        if constexpr (is_same<X, float> && is_same<W, float>)
+            if (count >= kLeastRowsOfPanels && n <= kMostOfPanels)
+                return FloatPanel<kBlockOutputs>::each_row(count, n, w, nullptr, from, put);
+        for (std::int64_t r = 0; r < count; r += kTileRows) {
+            const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
+            const X* x[kTileRows];
+            for (std::int64_t i = 0; i < height; ++i) x[i] = from(r + i);
+            float out[kTileRows][kBlockOutputs];
+            block_of_outputs<X, W>(height, x, w, width, n, out);
+            for (std::int64_t i = 0; i < height; ++i) put(r + i, out[i]);
+        }
     }
 }
 

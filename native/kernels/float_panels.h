@@ -3,7 +3,8 @@
 // Some outputs' rows of W are transposed, a stretch of them at a time, into a panel that the first-level cache holds.
 // Its vectors are multiplied by elements of a few rows of x, whose sums stay in registers for a part of the stretch.
 // The error grows with a part, their number in a stretch and the number of stretches, not with the product of these.
-// Transposing costs as much as multiplying by about ten rows, so that fewer rows are left to dot_tiles.h.
+// Transposing costs as much as multiplying by about ten rows, so that fewer rows are left to dot_tiles.h, unless W was
+// transposed before.
 #pragma once
 
 #include <algorithm>
@@ -31,25 +32,29 @@ class FloatPanel {
     using Sums = float[kOutputs];  // one for each output; a row of the panel as well
 
   public:
-    // Calls put(r, sums) for the products of each row of x, which begins at from(r), and of W.
+    // Calls put(r, sums) for the products of each row of x, which begins at from(r), and of W: its rows, or its columns
+    // one after the other in `packed`, if that is not null.
     template <class From, class Put>
-    static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const From& from, const Put& put) {
+    static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const float* packed,
+                         const From& from, const Put& put) {
         // The last vector of a row may have lanes that are not used.
-        const std::int64_t room = whole_lines((std::min(n, kLength) + kLanes<float>)*std::int64_t{sizeof(Sums)});
+        const std::int64_t own = packed ? 0 : std::min(n, kLength) + kLanes<float>;
+        const std::int64_t room = whole_lines(own * std::int64_t{sizeof(Sums)});
         const std::int64_t stretches = (n + kLength - 1) / kLength;
         const bool keeps = stretches > 1;  // else the sums of a few rows are all that is held
         const Scratch scratch(room + (keeps ? count : kRows) * std::int64_t{sizeof(Sums)});
-        auto *const panel = scratch.at<Sums>(0), *const sums = scratch.at<Sums>(room);
+        auto *const made = scratch.at<Sums>(0), *const sums = scratch.at<Sums>(room);
         for (std::int64_t s = 0; s < stretches; ++s) {
             const std::int64_t begin = n * s / stretches, length = n * (s + 1) / stretches - begin;
-            put_stretch(w, begin, length, panel);
+            const Sums* const panel = packed ? reinterpret_cast<const Sums*>(packed) + begin : made;
+            if (!packed) put_stretch(w, begin, length, made);
             for (std::int64_t r = 0; r < count; r += kRows) {
                 const std::int64_t height = std::min<std::int64_t>(kRows, count - r);
                 Sums* const to = sums + (keeps ? r : 0);
                 if (s == 0) std::memset(to, 0, static_cast<std::size_t>(height) * sizeof(Sums));
                 const float* x[kRows];
                 for (std::int64_t i = 0; i < kRows; ++i) x[i] = from(std::min(r + i, count - 1)) + begin;
-                multiply(x, length, panel, to, height);
+                multiply_some<1>(x, length, panel, to, height);
                 for (std::int64_t i = 0; s + 1 == stretches && i < height; ++i) put(r + i, to[i]);
             }
         }
@@ -67,25 +72,45 @@ class FloatPanel {
             }
     }
 
-    // Adds to the sums of the first `count` rows. Not inlined, because the sums need nearly all registers.
+    // Adds to the sums of the first `count` rows: computes as many, or the next power of two.
+    template <int R>
+    static void multiply_some(const float* const* x, std::int64_t length, const Sums* panel, Sums* to,
+                              std::int64_t count) {
+        if constexpr (2 * R < kRows) {
+            if (count > R) return multiply_some<2 * R>(x, length, panel, to, count);
+        }
+        return count > R ? multiply<kRows>(x, length, panel, to, count) : multiply<R>(x, length, panel, to, count);
+    }
+
+    // Not inlined, because the sums need nearly all registers.
+    template <int R>
     [[gnu::noinline]] static void multiply(const float* const* x, std::int64_t length, const Sums* panel, Sums* to,
                                            std::int64_t count) {
-        Sums all[kRows];
+        // An addition takes four cycles: of a few rows, neighbouring products have sums of their own.
+        constexpr std::int64_t kChains = R == 1 ? 4 : R == 2 ? 2 : 1;
+        static_assert(kAddedInOrder % kChains == 0);
+        Sums all[R];
         for (std::int64_t begin = 0; begin < length; begin += kAddedInOrder) {
-            Vec<float> sums[kRows][kVectors];
-            for_each<kRows>([&](auto r) { for_each<kVectors>([&](auto v) { sums[r][v] = Vec<float>{}; }); });
-            for (std::int64_t i = begin, end = std::min(begin + kAddedInOrder, length); i < end; ++i) {
+            Vec<float> sums[kChains][R][kVectors] = {};
+            const auto add = [&](std::int64_t i, auto& to_these) {
                 Vec<float> w[kVectors];
                 for_each<kVectors>([&](auto v) { w[v] = load(panel[i] + v * kFloats); });
-                for_each<kRows>([&](auto r) {
+                for_each<R>([&](auto r) {
                     const float a = load_one(x[r] + i);
-                    for_each<kVectors>([&](auto v) { sums[r][v] += a * w[v]; });
+                    for_each<kVectors>([&](auto v) { to_these[r][v] += a * w[v]; });
                 });
-            }
-            for_each<kRows>([&](auto r) {
+            };
+            const std::int64_t end = std::min(begin + kAddedInOrder, length);
+            std::int64_t i = begin;
+            for (; i + kChains <= end; i += kChains)
+                for_each<kChains>([&](auto c) { add(i + static_cast<std::int64_t>(c), sums[c]); });
+            for (; i < end; ++i) add(i, sums[0]);
+            for_each<R>([&](auto r) {
                 for_each<kVectors>([&](auto v) {
                     float* const at = all[r] + v * kFloats;
-                    store(at, begin == 0 ? sums[r][v] : load(at) + sums[r][v]);
+                    Vec<float> sum = sums[0][r][v];
+                    for (std::int64_t c = 1; c < kChains; ++c) sum += sums[c][r][v];
+                    store(at, begin == 0 ? sum : load(at) + sum);
                 });
             });
         }

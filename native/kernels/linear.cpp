@@ -29,7 +29,10 @@ void products(const Linear& op) {
 
 }  // namespace
 
-TENSOROPS_KERNEL(linear_choice, LinearChoice) { *op.few_rows = kTileRows; }
+TENSOROPS_KERNEL(linear_choice, LinearChoice) {
+    *op.few_rows = kTileRows;
+    *op.outputs = kBlockOutputs;
+}
 
 TENSOROPS_KERNEL(linear, Linear) {
     for_narrow_dtype(op.x_dtype, [&op](auto x) {

@@ -16,12 +16,13 @@ struct Linear {
     char* y;           // rows one after another, of the same element type as x
     Dtype x_dtype, weight_dtype, bias_dtype;
     std::int64_t few_rows = 0;  // what LinearChoice calls so, or 0: as it says
+    bool is_packed = false;     // whether `weight` has columns instead, of a block of outputs after the other
 };
 
-// What linear chooses for every call, written to few_rows: up to how many rows of x half types are widened in
-// registers, each time that they are read, instead of once for all rows.
+// What linear chooses for every call: up to how many rows of x half types are widened in registers, each time that they
+// are read, instead of once for all rows; and how many outputs a block of packed weights has.
 struct LinearChoice {
-    std::int64_t* few_rows;
+    std::int64_t *few_rows, *outputs;
 };
 
 // y = x · Wᵀ with W = scales · q + biases; scales and biases belong to groups of neighbours in a row

@@ -28,6 +28,15 @@ void each_product(const Linear& op, int threads, const Put& put) {
         return buffer;
     };
     const auto widen_x = [n](const T* from, float* to) { convert(from, to, n); };
+    if constexpr (sizeof(W) == 4) {
+        const PackedRows packed{reinterpret_cast<const float*>(op.weight)};
+        if (op.is_packed) {
+            if constexpr (sizeof(T) == 4)
+                return each_product<T, W>(op.x, op.outputs, packed, AsItIs{}, threads, put);
+            else
+                return each_product<T, W>(op.x, op.outputs, packed, widen_x, threads, put);
+        }
+    }
     if (op.x.count <= few_rows(op))
         each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put);
     else if constexpr (sizeof(T) == 4 && sizeof(W) == 4)

@@ -60,6 +60,44 @@ TENSOROPS_OPERATOR_FOR(python, linear_tuned, "x, weight, bias=None, *, few_rows=
     return product_of(call, in, x, weight, bias, few_rows);
 }
 
+// Columns of as many outputs as the target takes, one after another, and then those of the next ones; zeros fill the
+// last.
+TENSOROPS_OPERATOR_FOR(python, packed_linear, "x, weight, bias=None, *, outputs") {
+    Reader in(call);
+    const Array &x = in.rows(), &weight = in.array();
+    const Array* bias = in.optional();
+    const Value& number = in.value();
+    if (Reason reason = refuse_double(call, x); !reason.empty()) return reason;
+    std::int64_t few_rows = 0, width = 0;
+    target().linear_choice({&few_rows, &width});
+    Linear op{};
+    op.outputs = number.kind == Value::integer ? number.as_integer : 0;
+    in.require(weight.dtype == Dtype::float32, "weight does not have dtype float32");
+    in.require(weight.ndim == 3 && weight.is_contiguous(), "weight is not contiguous with 3 dimensions");
+    if (in.failed()) return in.reason;
+    in.require(weight.shape[2] == width, "weight was packed for another target");
+    in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty");
+    in.require(op.outputs > (weight.shape[0] - 1) * width && op.outputs <= weight.shape[0] * width,
+               "outputs are not those of weight");
+    in.require(!bias || bias->dtype != Dtype::float64, "bias has dtype float64");
+    if (!in.require(refuse_vector("bias", bias, op.outputs, "output"))) return in.reason;
+    if (x.length() != weight.shape[1])
+        return "the last axis of x has " + std::to_string(x.length()) + " elements, and weight has rows of " +
+               std::to_string(weight.shape[1]);
+    Array y;
+    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
+    op.x = rows_of(x);
+    op.weight = weight.data;
+    op.bias = bias ? bias->data : nullptr;
+    op.x_dtype = x.dtype;
+    op.weight_dtype = weight.dtype;
+    op.bias_dtype = bias ? bias->dtype : weight.dtype;
+    op.is_packed = true;
+    op.y = y.data;
+    call.compute(product(weight.bytes(), op.x.count), [&op] { target().linear(op); });
+    return {};
+}
+
 TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {
     Reader in(call);
     const Array &ids = in.array(kIntegers), &weight = in.array(kAll);

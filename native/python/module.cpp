@@ -97,13 +97,21 @@ NB_MODULE(_native, m) {
     m.def(
         "linear_configuration",
         [] {
-            std::int64_t few_rows = 0;
-            target().linear_choice({&few_rows});
+            std::int64_t few_rows = 0, outputs = 0;
+            target().linear_choice({&few_rows, &outputs});
             nb::dict chosen;
             chosen["few_rows"] = few_rows;
             return chosen;
         },
         "What the kernel of linear chooses for every call that it supports.");
+    m.def(
+        "packed_outputs",
+        [] {
+            std::int64_t few_rows = 0, outputs = 0;
+            target().linear_choice({&few_rows, &outputs});
+            return outputs;
+        },
+        "How many outputs have their columns together in the weights of packed_linear.");
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("better_targets", &better_targets,

@@ -38,6 +38,21 @@ Input strided_rows(Input x, std::int64_t rows, std::int64_t columns, std::int64_
     return laid_out(std::move(x), {2, rows / 2, columns}, {1, 0}, gap);
 }
 
+constexpr std::int64_t kMostPacked = 16384;  // elements of a row
+
+// Columns of as many outputs as the target takes, one after another, and then those of the next ones
+Input packed(const std::vector<Real>& weight, std::int64_t outputs, std::int64_t n) {
+    std::int64_t few_rows = 0, width = 0;
+    target().linear_choice({&few_rows, &width});
+    const std::int64_t blocks = (outputs + width - 1) / width;
+    Input made{std::vector<Real>(static_cast<std::size_t>(blocks * n * width)), Dtype::float32};
+    for (std::int64_t o = 0; o < outputs; ++o)
+        for (std::int64_t i = 0; i < n; ++i)
+            made.values[static_cast<std::size_t>((o / width * n + i) * width + o % width)] =
+                weight[static_cast<std::size_t>(o * n + i)];
+    return matrix(made, blocks * n, width, 0);
+}
+
 constexpr Dtype kSingleOrHalf[] = {Dtype::float16, Dtype::bfloat16, Dtype::float32};
 
 }  // namespace
@@ -73,6 +88,22 @@ void linear(Test& t) {
                     op.weight_dtype = weight_dtype;
                     op.bias_dtype = bias.dtype;
                     op.few_rows = n % 3 * 8;  // 0: as the kernel chooses
+                    target().linear(op);
+                });
+        if (weight_dtype != Dtype::float32 || n > kMostPacked) continue;
+        in[1] = packed(weight.values, outputs, n);
+        t.check("packed linear", {is_long ? 64.0L : 16.0L, 0}, in,
+                products(x.values, w, size, bias.values, rows, outputs, n), [&](const Test::Call& call) {
+                    Linear op{};
+                    op.x = rows_of(x, call.in[0]);
+                    op.weight = call.in[1];
+                    op.outputs = outputs;
+                    op.bias = bias.values.empty() ? nullptr : call.in[2];
+                    op.y = call.out;
+                    op.x_dtype = t.dtype;
+                    op.weight_dtype = Dtype::float32;
+                    op.bias_dtype = bias.dtype;
+                    op.is_packed = true;
                     target().linear(op);
                 });
     }

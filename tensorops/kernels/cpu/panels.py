@@ -1,4 +1,4 @@
-"""Quantized weights in the orders in which compiled kernels multiply them fastest: panels, or interleaved blocks."""
+"""Weights in the orders in which compiled kernels multiply them fastest: columns, panels, or interleaved blocks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from tensorops._typing import Array
 from tensorops.kernels.cpu import _native
 
 _hooks.interleave_blocks.append(_native.interleave_blocks)
+_LONGEST = (
+    16384  # elements of a row of columns, whose products are added in stretches: see native/kernels/float_panels.h
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,51 @@ class Panels:
         """Return the original arrays."""
         weight, scales, biases = self.panels.unpack()
         return {"weight": weight, "scales": scales, "biases": biases}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Weights of `linear` packed by `pack_linear`: of some outputs, columns are one after another."""
+
+    blocks: Array
+    outputs: int
+    bias: Array | None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory used, in bytes."""
+        return int(self.blocks.nbytes + (0 if self.bias is None else self.bias.nbytes))
+
+    def supports(self, x: Array, *, bias: Array | None = None) -> str | None:
+        """Return why `x` cannot be multiplied by the weights, or ``None``."""
+        bias = self.bias if bias is None else bias
+        reason: str | None = _native.packed_linear_supports(x, self.blocks, bias, outputs=self.outputs)
+        return reason
+
+    def __call__(self, x: Array, *, bias: Array | None = None) -> Any:
+        """Multiply, or return ``NotImplemented``."""
+        return _native.packed_linear(x, self.blocks, self.bias if bias is None else bias, outputs=self.outputs)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the original arrays."""
+        rows = np.ascontiguousarray(self.blocks.transpose(0, 2, 1)).reshape(-1, self.blocks.shape[1])
+        return {"weight": rows[: self.outputs], **({} if self.bias is None else {"bias": self.bias})}
+
+
+def pack_linear(*, weight: Array, bias: Array | None = None) -> Columns | str:
+    """Pack a matrix of float32 for `linear`, or return why that does not help."""
+    if weight.dtype != np.float32:
+        return f"weight has dtype {weight.dtype}: only float32 is packed"
+    if weight.ndim != 2 or weight.size == 0 or weight.shape[1] > _LONGEST:
+        return f"weight has shape {weight.shape}: packed rows have 1 to {_LONGEST} elements"
+    (outputs, inputs), width = weight.shape, _native.packed_outputs()
+    whole, rest = divmod(outputs, width)
+    blocks = np.zeros((whole + bool(rest), inputs, width), np.float32)
+    blocks[:whole] = weight[: outputs - rest].reshape(whole, width, inputs).transpose(0, 2, 1)
+    if rest:
+        blocks[-1, :, :rest] = weight[-rest:].T
+    reason: str | None = _native.packed_linear_supports(weight[:1], blocks, bias, outputs=outputs)
+    return Columns(blocks, outputs, bias) if reason is None else reason
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tensorops._display import shortened
@@ -28,7 +29,7 @@ except ImportError as error:
     raise
 
 from tensorops import ops
-from tensorops._kernel import Configuration
+from tensorops._kernel import Configuration, Packed
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.hardware import usable_processors
@@ -43,7 +44,7 @@ CONFIGURATIONS = {
         function=_native.linear_tuned,
     ),
 }
-PACK = {"quantized_linear": panels.pack}
+PACK: dict[str, Callable[..., Packed | str]] = {"linear": panels.pack_linear, "quantized_linear": panels.pack}
 
 OPERATORS = tuple(each for each in ops.every_operator() if each.__name__ in _native.operators())
 
