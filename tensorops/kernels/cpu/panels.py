@@ -79,9 +79,11 @@ def pack_linear(*, weight: Array, bias: Array | None = None) -> Columns | str:
         return f"weight has shape {weight.shape}: packed rows have 1 to {_LONGEST} elements"
     (outputs, inputs), width = weight.shape, _native.packed_outputs()
     whole, rest = divmod(outputs, width)
-    blocks = np.zeros((whole + bool(rest), inputs, width), np.float32)
+    shape = (whole + bool(rest), inputs, width)
+    blocks = _native.empty_like(np.broadcast_to(np.float32(0), shape))  # large ones begin at a cache line
     blocks[:whole] = weight[: outputs - rest].reshape(whole, width, inputs).transpose(0, 2, 1)
     if rest:
+        blocks[-1] = 0
         blocks[-1, :, :rest] = weight[-rest:].T
     reason: str | None = _native.packed_linear_supports(weight[:1], blocks, bias, outputs=outputs)
     return Columns(blocks, outputs, bias) if reason is None else reason
