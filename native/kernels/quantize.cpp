@@ -5,6 +5,7 @@
 //   groups are read for that and again for the integers; the second time they come from the first-level cache.
 // Precision: float64 in float64, everything else in float32, rounded after every operation as in the generic body (the
 //   file is compiled with -ffp-contract=off): integers, scales and elements are identical.
+//   quantize_blocks has no groups but blocks of q8_0, whose scales are halves: see tensorops/formats/q8_0.py.
 // Bytes: dequantize writes its result, as a fill does; quantize reads w once.
 #include "quantize.h"
 
@@ -14,6 +15,7 @@
 
 #include "lanes.h"
 #include "over_rows.h"
+#include "q8_0.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -337,6 +339,34 @@ void quantize_row(const Quantize& op, std::int64_t row) {
                                            kSigned ? nullptr : biases + g, packed + g * n * kBits / 8);
 }
 
+// ------------------------------------------------------------------------------------------------ blocks of q8_0
+
+constexpr std::int64_t kBlock = q8_0::kElements;
+
+// Writes a block; returns whether its numbers are finite, and so is the scale as a half.
+bool quantize_block(const float* x, std::uint8_t* block) {
+    Vec<float> largest{};
+    for (std::int64_t i = 0; i < kBlock; i += kLanes<float>) largest = larger_or_nan(largest, absolute(load(x + i)));
+    if (any(largest != largest)) return false;
+    const float scale = largest_of_lanes(largest) / 127.0f, inverse = scale == 0 ? 0.0f : 1.0f / scale;
+    const float factor = inverse > std::numeric_limits<float>::max() ? 0.0f : inverse;
+    store_one(reinterpret_cast<Float16*>(block), scale);
+    for (std::int64_t i = 0; i < kBlock; i += kLanes<float>) {
+        const Vec<float> scaled = load(x + i) * factor, magnitude = absolute(scaled);
+        I32 whole = __builtin_convertvector(magnitude, I32);
+        whole -= magnitude - __builtin_convertvector(whole, Vec<float>) >= 0.5f;  // halves are rounded away from zero
+        store_bytes(block + 2 + i, reinterpret_cast<U32>(scaled < 0 ? -whole : whole));
+    }
+    return scale < 65520;  // which is rounded to infinity
+}
+
+void quantize_blocks_of_row(const QuantizeBlocks& op, std::int64_t row) {
+    const auto* x = reinterpret_cast<const float*>(op.w + row * op.w_stride);
+    auto* to = reinterpret_cast<std::uint8_t*>(op.blocks) + row * (op.columns / kBlock) * q8_0::kBytes;
+    for (std::int64_t i = 0; i < op.columns; i += kBlock, to += q8_0::kBytes)
+        if (!quantize_block(x + i, to)) __atomic_store_n(op.is_beyond, true, __ATOMIC_RELAXED);
+}
+
 // ------------------------------------------------------------------------------------------------------ all rows
 
 template <class T, int kBits, bool kSigned>
@@ -367,6 +397,11 @@ void quantize_format(const Quantize& op) {
 
 TENSOROPS_KERNEL(dequantize, Dequantize) {
     for_dtype(op.dtype, [&op](auto w) { dequantize_format<decltype(w)>(op); });
+}
+
+TENSOROPS_KERNEL(quantize_blocks, QuantizeBlocks) {
+    over_rows(op.rows, op.rows * op.columns * static_cast<std::int64_t>(sizeof(float)),
+              [&op](std::int64_t i) { quantize_blocks_of_row(op, i); });
 }
 
 TENSOROPS_KERNEL(quantize, Quantize) {
