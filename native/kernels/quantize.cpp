@@ -24,7 +24,7 @@ namespace {
 typedef std::uint64_t Pairs __attribute__((vector_size(kVectorBytes)));
 typedef std::uint8_t HalfBytes __attribute__((vector_size(kFloats / 2)));
 
-// Bytes to words and back in one instruction: GCC 12 splits conversions of whole vectors.
+// Bytes to words and back in one instruction, as for `bytes_to_words`.
 
 inline Pairs bytes_to_pairs(const std::uint8_t* p) {
 #if defined(__AVX512F__)
@@ -33,23 +33,6 @@ inline Pairs bytes_to_pairs(const std::uint8_t* p) {
     return reinterpret_cast<Pairs>(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_bits<std::int32_t>(p))));
 #else
     return __builtin_convertvector(load_bits<HalfBytes>(p), Pairs);
-#endif
-}
-
-template <bool kSigned>
-inline I32 bytes_to_words(const std::uint8_t* p) {
-#if defined(__AVX512F__)
-    const __m128i bytes = load_bits<__m128i>(p);
-    return reinterpret_cast<I32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-#elif defined(__AVX2__)
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return reinterpret_cast<I32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#elif defined(__SSE4_1__)
-    const __m128i bytes = _mm_cvtsi32_si128(load_bits<std::int32_t>(p));
-    return reinterpret_cast<I32>(kSigned ? _mm_cvtepi8_epi32(bytes) : _mm_cvtepu8_epi32(bytes));
-#else
-    using Either = std::conditional_t<kSigned, I8, U8>;
-    return __builtin_convertvector(load_bits<Either>(p), I32);
 #endif
 }
 

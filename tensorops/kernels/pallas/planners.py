@@ -162,10 +162,8 @@ _OF_ATTENTION: tuple[Planner, ...] = (
 )  # in the order in which they are asked
 
 
-def scaled_dot_product_attention(generation: str, kv_format: str | None = None, **arguments: Any) -> Program | str:
+def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
     """Plan `tensorops.scaled_dot_product_attention`."""
-    if kv_format is not None:
-        return f"the kernels read no blocks of format {kv_format!r}"
     reasons = []
     for plan in _OF_ATTENTION:
         found = plan(generation, **arguments)
