@@ -53,7 +53,8 @@ struct Plan {
         }
         const std::int64_t tile_bytes = kTile * (op.dim + op.value_dim) * static_cast<std::int64_t>(sizeof(T));
         in_blocks = op.format != Format::none;
-        ahead = direct && !in_blocks && all_tiles / blocks * tile_bytes > kFetchBytes ? ahead_for(tile_bytes / kTile) : 0;
+        ahead =
+            direct && !in_blocks && all_tiles / blocks * tile_bytes > kFetchBytes ? ahead_for(tile_bytes / kTile) : 0;
         fetches_values = direct && !in_blocks && ahead == 0 && op.k_stride[2] == op.v_stride[2];
         tiles = tiles_for(keys);
         has_spans = false;

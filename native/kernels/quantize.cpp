@@ -326,11 +326,10 @@ void quantize_row(const Quantize& op, std::int64_t row) {
 
 constexpr std::int64_t kBlock = q8_0::kElements;
 
-// Writes a block; returns whether its numbers are finite, and so is the scale as a half.
-bool quantize_block(const float* x, std::uint8_t* block) {
+void quantize_block(const float* x, std::uint8_t* block) {
     Vec<float> largest{};
-    for (std::int64_t i = 0; i < kBlock; i += kLanes<float>) largest = larger_or_nan(largest, absolute(load(x + i)));
-    if (any(largest != largest)) return false;
+    for (std::int64_t i = 0; i < kBlock; i += kLanes<float>)
+        largest = larger_ignoring_nan(largest, absolute(load(x + i)));
     const float scale = largest_of_lanes(largest) / 127.0f, inverse = scale == 0 ? 0.0f : 1.0f / scale;
     const float factor = inverse > std::numeric_limits<float>::max() ? 0.0f : inverse;
     store_one(reinterpret_cast<Float16*>(block), scale);
@@ -340,14 +339,12 @@ bool quantize_block(const float* x, std::uint8_t* block) {
         whole -= magnitude - __builtin_convertvector(whole, Vec<float>) >= 0.5f;  // halves are rounded away from zero
         store_bytes(block + 2 + i, reinterpret_cast<U32>(scaled < 0 ? -whole : whole));
     }
-    return scale < 65520;  // which is rounded to infinity
 }
 
 void quantize_blocks_of_row(const QuantizeBlocks& op, std::int64_t row) {
     const auto* x = reinterpret_cast<const float*>(op.w + row * op.w_stride);
     auto* to = reinterpret_cast<std::uint8_t*>(op.blocks) + row * (op.columns / kBlock) * q8_0::kBytes;
-    for (std::int64_t i = 0; i < op.columns; i += kBlock, to += q8_0::kBytes)
-        if (!quantize_block(x + i, to)) __atomic_store_n(op.is_beyond, true, __ATOMIC_RELAXED);
+    for (std::int64_t i = 0; i < op.columns; i += kBlock, to += q8_0::kBytes) quantize_block(x + i, to);
 }
 
 // ------------------------------------------------------------------------------------------------------ all rows

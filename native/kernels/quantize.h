@@ -14,12 +14,11 @@ struct Quantize {
     Dtype dtype;                     // of w, scales and biases
 };
 
-// Rows of numbers in float32 that become blocks of q8_0
+// Rows of numbers in float32, finite and within the range of scales, that become blocks of q8_0
 struct QuantizeBlocks {
     const char* w;
     std::int64_t w_stride, rows, columns;
-    char* blocks;    // C-contiguous
-    bool* is_beyond;  // becomes true if a number is not finite, or too large for a scale
+    char* blocks;  // C-contiguous
 };
 
 struct Dequantize {

@@ -23,33 +23,29 @@ struct Bound {
     std::vector<std::int64_t> lengths, pages;
 };
 
-Reason refuse_heads(const char* name, const Array& a) {
-    if (a.ndim != 4) return std::string(name) + " has " + std::to_string(a.ndim) + " dimensions, not 4";
-    if (!a.is_contiguous_from(3) && a.size() != 0)
-        return "the last axis of " + std::string(name) + " is not contiguous";
-    return {};
-}
-
-// Finds the format of the blocks that keys and values are in, if they are.
-Reason read_format(const Value& v, const Array& q, const Array& k, const Array& values, Format* format) {
-    *format = Format::none;
-    if (v.kind == Value::none) {
-        if (q.dtype != k.dtype || q.dtype != values.dtype) return "q, k and v differ in dtype";
-        return {};
-    }
-    if (v.kind == Value::text) *format = find_format(v.view());
-    if (*format == Format::none) return "kv_format has no compiled kernel";
-    if (q.dtype != Dtype::float32) return "k and v are in blocks, which the kernel reads for queries of float32 only";
-    if (k.dtype != Dtype::uint8 || values.dtype != Dtype::uint8) return "k or v does not have dtype uint8";
-    const std::int64_t bytes = size_of(*format).bytes;
-    if (k.shape[3] % bytes != 0 || values.shape[3] % bytes != 0) return "the rows of k or v are not whole blocks";
-    return {};
-}
-
-// How many features keys or values have
+// How many features queries, keys or values have, the latter two perhaps in blocks
 std::int64_t features_of(const Array& a, Format format) {
     if (format == Format::none) return a.shape[3];
     return a.shape[3] / size_of(format).bytes * size_of(format).elements;
+}
+
+Reason refuse_heads(const char* name, const Array& a, Format format) {
+    if (a.ndim != 4) return std::string(name) + " has " + std::to_string(a.ndim) + " dimensions, not 4";
+    if (!a.is_contiguous_from(3) && a.size() != 0)
+        return "the last axis of " + std::string(name) + " is not contiguous";
+    if (features_of(a, format) > kWidest)
+        return std::string(name) + " has more than " + std::to_string(kWidest) + " features";
+    return {};
+}
+
+Reason refuse_dtypes(const Array& q, const Array& k, const Array& v, const Value& format_name, Format format) {
+    if (format_name.kind == Value::none)
+        return q.dtype != k.dtype || q.dtype != v.dtype ? "q, k and v differ in dtype" : Reason{};
+    if (format == Format::none) return "kv_format has no compiled kernel";
+    if (q.dtype != Dtype::float32) return "k and v are in blocks, which the kernel reads for queries of float32 only";
+    if (k.dtype != Dtype::uint8 || v.dtype != Dtype::uint8) return "k or v does not have dtype uint8";
+    const std::int64_t bytes = size_of(format).bytes;
+    return k.shape[3] % bytes != 0 || v.shape[3] % bytes != 0 ? "the rows of k or v are not whole blocks" : Reason{};
 }
 
 Reason refuse_shapes(const Array& q, const Array& k, const Array& v, bool in_pages, const Attention& op) {
@@ -60,8 +56,6 @@ Reason refuse_shapes(const Array& q, const Array& k, const Array& v, bool in_pag
     if (of_k[1] != of_v[1] || of_k[2] != of_v[2]) return "k and v differ in heads or keys";
     if (of_k[1] == 0 || of_q[1] % of_k[1] != 0) return "the heads of k do not divide those of q";
     if (op.dim == 0) return "the head dimension is 0";
-    if (op.dim > kWidest || op.value_dim > kWidest)
-        return std::string(op.dim > kWidest ? "q" : "v") + " has more than " + std::to_string(kWidest) + " features";
     return {};
 }
 
@@ -205,11 +199,13 @@ struct GivenAttention {
         const Value &scale = in.value(), &window = in.value(), &softcap = in.value();
         const Array *sinks = in.optional(), *lengths = in.optional(kIntegers);
         table = in.optional(kIntegers);
-        const Value& format = in.value();
-        for (const auto& [name, a] : {std::pair{"q", &q}, std::pair{"k", &k}, std::pair{"v", &v}})
-            in.require(refuse_heads(name, *a));
+        const Value& format_name = in.value();
         Attention& op = bound->op;
-        if (in.failed() || !in.require(read_format(format, q, k, v, &op.format))) return in.reason;
+        op.format = format_name.kind == Value::text ? find_format(format_name.view()) : Format::none;
+        in.require(refuse_heads("q", q, Format::none));
+        in.require(refuse_heads("k", k, op.format));
+        if (!in.require(refuse_heads("v", v, op.format))) return in.reason;
+        if (!in.require(refuse_dtypes(q, k, v, format_name, op.format))) return in.reason;
         op.dim = q.shape[3];
         op.value_dim = features_of(v, op.format);
         in.require(refuse_shapes(q, k, v, table != nullptr, op));

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
+from tensorops._dtypes import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +106,7 @@ def slots_in_windows(window: int | None, piece: int) -> int:
 
 def stored(xp: Any, x: Array, dtype: Any) -> Array:
     """Return keys or values as slots of a dtype keep them."""
-    if dtype != xp.uint8:
+    if name_of(dtype) != "uint8":
         return x if x.dtype == dtype else xp.astype(x, dtype)
     x = _in_whole_blocks(xp, x)
     blocks, *_ = tp.quantize(xp.reshape(x, (-1, x.shape[-1])), format="q8_0")
@@ -126,7 +127,7 @@ def attention(xp: Any, q: Array, k: Array, v: Array, *, scale: float | None = No
     options["scale"] = scale
     if q.dtype == k.dtype:
         return tp.scaled_dot_product_attention(q, k, v, **options)
-    if k.dtype != xp.uint8:
+    if name_of(k.dtype) != "uint8":
         y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, **options)
         return xp.astype(y, q.dtype)
     dim, whole = q.shape[3], _in_whole_blocks(xp, q)

@@ -342,7 +342,7 @@ ENTRIES = (
                 lambda: args(ones(1, 2, 3, 4), ones(4, 2, 3, 4), ones(5, 2, 3, 4), page_table=integers(1, 2)),
             ),
             ("paged_mask", ValueError, "mask", lambda: args(*_pages()[0], **_pages()[1] | {"mask": ones(3, 7)})),
-            ("blocks_without_format", TypeError, "k.*kv_format", lambda: _blocks(None)),
+            ("blocks_without_format", TypeError, "k", lambda: _blocks(None)),
             ("kv_format", ValueError, "kv_format", lambda: _blocks("q8_1")),
             ("kv_format_affine", ValueError, "kv_format", lambda: _blocks("affine")),
             ("kv_format_interleaved", ValueError, "kv_format", lambda: _blocks("q8_0_x32")),
