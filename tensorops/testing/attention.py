@@ -239,13 +239,12 @@ def _attention_cases() -> Iterator[Case]:
 
     yield case("blocks", lambda r: blocks(r, 2, is_causal=True, sinks=normal(r, 4)))
     yield case("blocks_decode", lambda r: blocks(r, 1, tq=1, tk=70, window=(60, None), softcap=3.0))
-    yield case("blocks_lengths", lambda r: blocks(r, 2, lengths=np.array([9, 4]), mask=random_mask(r, 3, 9)))
+    yield case("blocks_lengths", lambda r: blocks(r, 2, mask=random_mask(r, 3, 9), lengths=np.array([9, 4])))
     yield case(
         "blocks_pages",
         lambda r: blocks(r, 2, 5, tk=4, lengths=np.array([11, 3]), page_table=np.array([[4, 1, 0], [2, -1, -1]])),
     )
     yield case("blocks_q4_k", lambda r: blocks(r, 1, name="q4_k", window=2))
-    yield case("empty_blocks", lambda r: blocks(r, 2, tk=0), tags=EMPTY)
     yield case("empty_queries", lambda r: args(*qkv(r, tq=0)), tags=EMPTY)
     yield case("empty_batch", lambda r: args(*qkv(r, b=0)), tags=EMPTY)
     # Scores of a few hundred: only a softmax that subtracts the maximum survives.
