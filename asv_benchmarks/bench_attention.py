@@ -100,7 +100,9 @@ class Blocks(Benchmark):
     """The speed with keys and values in blocks of q8_0 as a multiple of that in float32: one new query."""
 
     # heads, heads of keys, features of a head
-    shapes = {f"{heads}/{kv_heads} × {dim}": (heads, kv_heads, dim) for heads, kv_heads, dim in ((9, 3, 64), (32, 8, 128))}
+    shapes = {
+        f"{heads}/{kv_heads} × {dim}": (heads, kv_heads, dim) for heads, kv_heads, dim in ((9, 3, 64), (32, 8, 128))
+    }
     params = (list(shapes), [4096, 32768])
     param_names = ("shape", "keys")
     unit = "times the speed of float32"

@@ -59,8 +59,9 @@ class PagedKVCache:
     Attributes
     ----------
     keys, values : list of array, each of shape (max_num_pages + 1, kv_heads, page_size, head_dim)
-        The pages of every block, of which "q8_0" has ``ceil(head_dim / 32) * 34`` bytes in place of `head_dim`; of one with states, a row for each sequence, (max_sequences + 1, ...). The last page
-        and row belong to no sequence: what is written there is never read.
+        The pages of every block, of which "q8_0" has ``ceil(head_dim / 32) * 34`` bytes in place of `head_dim`; of one
+        with states, a row for each sequence, (max_sequences + 1, ...). The last page and row belong to no sequence:
+        what is written there is never read.
 
     Raises
     ------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tensorops import formats
 from tensorops._dtypes import dtype_name, is_bool, largest_exponent, narrow, widen, widen_integers
+from tensorops._messages import nearest
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, given
 from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
@@ -86,7 +87,9 @@ def _check_keys(name: str, q: Array, k: Array, v: Array, kv_format: str | None) 
     if kv_format is None:
         for label, x in given.items():
             if dtype_name(x) == "uint8":
-                raise TypeError(f"{name}: {label} has dtype uint8, but kv_format, which says what its blocks are, is None")
+                raise TypeError(
+                    f"{name}: {label} has dtype uint8, but kv_format, which says what its blocks are, is None"
+                )
         require_floating(name, **given)
         require_same_dtype(name, q=q, **given)
         for label, x in given.items():
@@ -96,8 +99,11 @@ def _check_keys(name: str, q: Array, k: Array, v: Array, kv_format: str | None) 
         raise TypeError(f"{name}: kv_format is {shown(kv_format)}, expected the name of a format")
     try:
         blocks = formats.get(kv_format)
-    except ValueError as error:
-        raise ValueError(f"{name}: kv_format: {error}") from None
+    except ValueError:
+        like = nearest(kv_format[:40], formats.names())
+        raise ValueError(
+            f"{name}: kv_format is {shown(kv_format)}, expected one of tensorops.formats.names(){like}"
+        ) from None
     if isinstance(blocks, Interleaved):
         raise ValueError(f"{name}: kv_format is {kv_format!r}, but blocks of keys and values are not interleaved")
     for label, x in given.items():
@@ -261,11 +267,11 @@ def scaled_dot_product_attention(
         If an input is not floating point, `q`, `k` and `v` differ in dtype, or `lengths` or `page_table` are not
         integers. With `kv_format`, if `k` or `v` is not uint8.
     ValueError
-        If shapes do not match, or `window`, `softcap` or `scale` is invalid, there is no format `kv_format`, or rows
-        are not whole blocks of it, or if a length or a page that is in use is out of range. The values of lengths and pages are read from arrays of NumPy and eager torch in host memory, and
-        from Dask's blocks of these when they are computed. Elsewhere, where arrays may be traced, lazy or on an
-        accelerator, they are clamped: a negative length counts as 0, one beyond the keys as all of them, and a page out
-        of range as the nearest.
+        If shapes do not match, or `window`, `softcap` or `scale` is invalid, or there is no format `kv_format`, or rows
+        are not whole blocks of it, or if a length or a page that is in use is out of range. The values of lengths and
+        pages are read from arrays of NumPy and eager torch in host memory, and from Dask's blocks of these when they
+        are computed. Elsewhere, where arrays may be traced, lazy or on an accelerator, they are clamped: a negative
+        length counts as 0, one beyond the keys as all of them, and a page out of range as the nearest.
 
     References
     ----------

@@ -180,8 +180,7 @@ def test_steps_in_8_bits_have_the_bytes_of_the_eager_cache(saved: Any, name: str
     assert found == tokens
     for ours, theirs in zip((*keys, *values), (*eager.keys, *eager.values), strict=True):
         mine, expected = (
-            gguf.quants.dequantize(to_numpy(each)[:, :, :15], gguf.GGMLQuantizationType.Q8_0)
-            for each in (ours, theirs)
+            gguf.quants.dequantize(to_numpy(each)[:, :, :15], gguf.GGMLQuantizationType.Q8_0) for each in (ours, theirs)
         )
         largest = np.abs(expected).max()  # sums in another order are rounded to other steps here and there
         assert largest > 0

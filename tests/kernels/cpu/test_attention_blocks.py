@@ -1,7 +1,7 @@
 """Attention in C++ to keys and values in quantized blocks: values, tiles, layouts, pages, reach, and what is refused.
 
-Blocks of q8_0 are halves times bytes, which float32 holds exactly. So besides the formula in float64, results are compared
-bit by bit with those for the same numbers in float32.
+Blocks of q8_0 are halves times bytes, which float32 holds exactly. So besides the formula in float64, results are
+compared bit by bit with those for the same numbers in float32.
 """
 
 import numpy as np
@@ -32,9 +32,7 @@ def numbers(blocks):
 
 def attend(*args, kv_format="q8_0", **options):
     y = _native.scaled_dot_product_attention(*args, kv_format=kv_format, **options)
-    assert y is not NotImplemented, _native.scaled_dot_product_attention_supports(
-        *args, kv_format=kv_format, **options
-    )
+    assert y is not NotImplemented, _native.scaled_dot_product_attention_supports(*args, kv_format=kv_format, **options)
     return y
 
 
@@ -126,7 +124,9 @@ def test_the_layout_makes_no_difference(target, queries, rng):
     for k, v in layouts:
         y = attend(q, k, v, is_causal=True)
         np.testing.assert_array_equal(bits(y), bits(attend(q, k.copy(), v.copy(), is_causal=True)))
-        assert_matches(y, REFERENCE(q, k, v, is_causal=True, kv_format="q8_0"), "float32", tolerance=32, scale_axis=None)
+        assert_matches(
+            y, REFERENCE(q, k, v, is_causal=True, kv_format="q8_0"), "float32", tolerance=32, scale_axis=None
+        )
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, TILE, 200])
@@ -237,7 +237,11 @@ Q, K = np.ones((1, 2, 3, 32), np.float32), np.ones((1, 1, 5, 34), np.uint8)
         ((Q, K.repeat(2, axis=3)[..., ::2], K), "q8_0", "the last axis of k is not contiguous"),
         ((Q, K, K.repeat(513, axis=3)), "q8_0", "v has more than 16384 features"),
         *(
-            ((Q.astype(dtype), K, K), "q8_0", "k and v are in blocks, which the kernel reads for queries of float32 only")
+            (
+                (Q.astype(dtype), K, K),
+                "q8_0",
+                "k and v are in blocks, which the kernel reads for queries of float32 only",
+            )
             for dtype in (np.float16, np.float64)
         ),
     ],
