@@ -6,7 +6,7 @@ The rows of a shape are the keys, its features those of all query heads; eight q
 import numpy as np
 
 from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
-from tensorops import scaled_dot_product_attention
+from tensorops import dequantize, quantize, scaled_dot_product_attention
 from tensorops._providers import GENERIC
 from tensorops.testing import BENCHMARK_SHAPES
 
@@ -93,4 +93,33 @@ class Pages(Benchmark):
         self.calls = calls
 
     def track_speed(self, shape, dtype, page_size):
+        return speed_in_turns(*self.calls)
+
+
+class Blocks(Benchmark):
+    """The speed with keys and values in blocks of q8_0 as a multiple of that in float32: one new query."""
+
+    # heads, heads of keys, features of a head
+    shapes = {
+        f"{heads}/{kv_heads} × {dim}": (heads, kv_heads, dim) for heads, kv_heads, dim in ((9, 3, 64), (32, 8, 128))
+    }
+    params = (list(shapes), [4096, 32768])
+    param_names = ("shape", "keys")
+    unit = "times the speed of float32"
+
+    def setup(self, shape, keys):
+        heads, kv_heads, dim = self.shapes[shape]
+        k, v = (normal(1, kv_heads, keys, dim, dtype="float32") for _ in range(2))
+        rows = [quantize(x.reshape(-1, dim), format="q8_0")[0] for x in (k, v)]
+        blocks = [x.reshape(1, kv_heads, keys, -1) for x in rows]
+        k, v = (dequantize(x, format="q8_0").reshape(k.shape) for x in rows)
+        q = normal(1, heads, 1, dim, dtype="float32")
+        calls = [
+            lambda: scaled_dot_product_attention(q, *blocks, kv_format="q8_0"),
+            lambda: scaled_dot_product_attention(q, k, v),
+        ]
+        assert np.array_equal(*(call() for call in calls))
+        self.calls = calls
+
+    def track_speed(self, shape, keys):
         return speed_in_turns(*self.calls)

@@ -4,6 +4,7 @@ import numpy as np
 
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES
+from tensorops.testing._stored_blocks import random_blocks
 
 rng = np.random.default_rng(11)
 
@@ -25,6 +26,8 @@ def heads(tokens, key_heads=1, heads=2):
 # A row that may attend to nothing is among them.
 MASK = np.asarray([[True, False, True, True], [False, False, False, False], [True, True, False, True]])
 PACKED, SCALES, BIASES = REFERENCES["quantize"](normal(3, 8), bits=4, group_size=4)
+
+BLOCKS = [random_blocks(np.random.default_rng(12), "q8_0", 1, 1, 4, n) for n in (32, 64)]
 
 # Small arguments by name of the operator, a dash and a remark. Floating arrays are differentiated, all of them.
 DIFFERENTIABLE = {
@@ -68,6 +71,10 @@ DIFFERENTIABLE = {
     "scaled_dot_product_attention-pages": (
         (normal(2, 2, 3, 3), normal(5, 1, 2, 3), normal(5, 1, 2, 2)),
         {"sinks": normal(2), "lengths": np.asarray([3, 5]), "page_table": np.asarray([[4, 1, -1], [0, 2, 3]])},
+    ),
+    "scaled_dot_product_attention-blocks": (  # no gradient flows to them
+        (normal(1, 2, 3, 32), *BLOCKS),
+        {"is_causal": True, "sinks": normal(2), "kv_format": "q8_0"},
     ),
     "multi_head_attention": (
         (normal(1, 3, 4),),

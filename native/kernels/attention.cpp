@@ -7,6 +7,8 @@
 //   those keys of a sequence exist that are valid and in the window of some query. Of these, tiles to which a block may
 //   not attend at all are skipped, unless they contain values that are not finite: these turn a weight of 0 into NaN.
 // Pages: keys and values are read in place; a tile has a list of the parts that are adjacent in memory (Places).
+// Blocks: keys and values in a quantized format are unpacked tile by tile, to float32 in the thread's own memory, where
+//   everything else reads them.
 // Scores: up to 8 rows (decoding) are multiplied by the keys in place. For more rows the tile of keys is transposed
 //   first; a register block is then 6 rows by 4 vectors of keys (by 2 if there are 16 registers).
 // Precision: float64 in float64, everything else in float32. Weights are exp(s - largest so far), divided by a power of

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "elements.h"
+#include "formats.h"
 
 namespace tensorops {
 
@@ -19,7 +20,8 @@ struct Attention {
     std::int64_t q_stride[3], k_stride[3], v_stride[3];
     char* y;  // (batch, heads, queries, value_dim), C-contiguous
     std::int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;  // none is 0
-    Dtype dtype;
+    Dtype dtype;    // of q and y and, unless they are in blocks, of k and v
+    Format format;  // of the blocks that each key and value is a row of, for queries of float32; or Format::none
 
     const std::int64_t* lengths;  // how many keys of each sequence are valid, or nullptr: all
     const std::int64_t* pages;    // those of each sequence, pages_each of them, or nullptr

@@ -35,6 +35,7 @@ struct Plan {
     bool has_spans;      // whether any keys are split
     std::int64_t width;  // value_dim in whole vectors
     bool direct, packs_values;
+    bool in_blocks;       // keys and values, which are unpacked tile by tile
     std::int64_t ahead;   // how many keys later those are that are prefetched; 0: none are
     bool fetches_values;  // with each key its value, where there are too few for `ahead`
     C scale, unit;        // unit: the power of two by which weights are multiplied
@@ -51,8 +52,10 @@ struct Plan {
             all_tiles += tiles_of(b) * blocks_each();
         }
         const std::int64_t tile_bytes = kTile * (op.dim + op.value_dim) * static_cast<std::int64_t>(sizeof(T));
-        ahead = direct && all_tiles / blocks * tile_bytes > kFetchBytes ? ahead_for(tile_bytes / kTile) : 0;
-        fetches_values = direct && ahead == 0 && op.k_stride[2] == op.v_stride[2];
+        in_blocks = op.format != Format::none;
+        ahead =
+            direct && !in_blocks && all_tiles / blocks * tile_bytes > kFetchBytes ? ahead_for(tile_bytes / kTile) : 0;
+        fetches_values = direct && !in_blocks && ahead == 0 && op.k_stride[2] == op.v_stride[2];
         tiles = tiles_for(keys);
         has_spans = false;
         for (std::int64_t b = 0; b < op.batch; ++b) {
@@ -104,12 +107,14 @@ struct Plan {
     std::int64_t query_size() const { return round_up(padded_rows() * op.dim, lanes); }
     std::int64_t key_size() const { return direct ? 0 : panel * op.dim; }
     std::int64_t value_size() const { return packs_values ? kTile * panel : 0; }
+    std::int64_t unpacked_size() const { return in_blocks ? kTile * (op.dim + op.value_dim) : 0; }
     std::int64_t score_size() const { return padded_rows() * kTile; }
     std::int64_t result_size() const { return padded_rows() * width; }
     std::int64_t sum_size() const { return padded_rows() * lanes; }
     std::int64_t top_size() const { return round_up(padded_rows(), lanes) * lanes; }
     std::int64_t thread_size() const {
-        return query_size() + key_size() + value_size() + score_size() + result_size() + sum_size() + top_size();
+        return query_size() + key_size() + value_size() + unpacked_size() + score_size() + result_size() + sum_size() +
+               top_size();
     }
     // The results of a span for the merge: for each row its values, its largest score and its sum of weights
     std::int64_t partial_size() const { return has_spans ? round_up(block_rows * (width + 2), lanes) : 0; }

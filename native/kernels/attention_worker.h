@@ -9,6 +9,7 @@
 #include "attention_blocks.h"
 #include "attention_masks.h"
 #include "attention_plan.h"
+#include "block_values.h"
 #include "interruption.h"
 #include "vector_math.h"
 #include "wide_scores.h"
@@ -29,7 +30,9 @@ class Worker {
         queries_ = memory;
         keys_ = queries_ + plan.query_size();
         values_ = keys_ + plan.key_size();
-        scores_ = values_ + plan.value_size();
+        unpacked_keys_ = values_ + plan.value_size();
+        unpacked_values_ = unpacked_keys_ + (plan.in_blocks ? kTile * op_.dim : 0);
+        scores_ = unpacked_keys_ + plan.unpacked_size();
         y_ = scores_ + plan.score_size();
         sums_ = y_ + plan.result_size();
         tops_ = sums_ + plan.sum_size();
@@ -199,6 +202,21 @@ class Worker {
             begin += count;
         }
         if (plan_.fetches_values && next_) fetch_next_keys(n);
+        if (plan_.in_blocks) {
+            unpack(key_parts_, op_.k_stride[2], n, op_.dim, unpacked_keys_);
+            unpack(value_parts_, op_.v_stride[2], n, op_.value_dim, unpacked_values_);
+        }
+    }
+    // Lets n keys or values in blocks be where they are unpacked, one after another.
+    void unpack(Part* parts, std::int64_t stride, std::int64_t n, std::int64_t features, C* to) {
+        if constexpr (is_same<T, float>) {
+            C* out = to;
+            Places{parts, stride}.for_first(n, [&](const char* place) {
+                unpack_row(op_.format, place, features, out);
+                out += features;
+            });
+            parts[0] = {reinterpret_cast<const char*>(to), nullptr, 0, n};
+        }
     }
     // Lets n values fetch as many of the first keys of the next item. Where a page of that one ends before a part of
     // the values, some lines are fetched in vain.
@@ -212,8 +230,8 @@ class Worker {
             if (part->end == n) return;
         }
     }
-    Places keys() const { return {key_parts_, op_.k_stride[2]}; }
-    Places values() const { return {value_parts_, op_.v_stride[2]}; }
+    Places keys() const { return {key_parts_, plan_.in_blocks ? op_.dim * kBytes : op_.k_stride[2]}; }
+    Places values() const { return {value_parts_, plan_.in_blocks ? op_.value_dim * kBytes : op_.v_stride[2]}; }
 
     // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
     void pack_queries() {
@@ -527,7 +545,7 @@ class Worker {
 
     const Plan<T>& plan_;
     const Attention& op_;
-    C *queries_, *keys_, *values_, *scores_, *y_, *sums_, *tops_;
+    C *queries_, *keys_, *values_, *unpacked_keys_, *unpacked_values_, *scores_, *y_, *sums_, *tops_;
     std::uint8_t *flags_, *wide_;
 
     // The current block

@@ -5,6 +5,7 @@
 //   groups are read for that and again for the integers; the second time they come from the first-level cache.
 // Precision: float64 in float64, everything else in float32, rounded after every operation as in the generic body (the
 //   file is compiled with -ffp-contract=off): integers, scales and elements are identical.
+//   quantize_blocks has no groups but blocks of q8_0, whose scales are halves: see tensorops/formats/q8_0.py.
 // Bytes: dequantize writes its result, as a fill does; quantize reads w once.
 #include "quantize.h"
 
@@ -14,6 +15,7 @@
 
 #include "lanes.h"
 #include "over_rows.h"
+#include "q8_0.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -22,7 +24,7 @@ namespace {
 typedef std::uint64_t Pairs __attribute__((vector_size(kVectorBytes)));
 typedef std::uint8_t HalfBytes __attribute__((vector_size(kFloats / 2)));
 
-// Bytes to words and back in one instruction: GCC 12 splits conversions of whole vectors.
+// Bytes to words and back in one instruction, as for `bytes_to_words`.
 
 inline Pairs bytes_to_pairs(const std::uint8_t* p) {
 #if defined(__AVX512F__)
@@ -31,23 +33,6 @@ inline Pairs bytes_to_pairs(const std::uint8_t* p) {
     return reinterpret_cast<Pairs>(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_bits<std::int32_t>(p))));
 #else
     return __builtin_convertvector(load_bits<HalfBytes>(p), Pairs);
-#endif
-}
-
-template <bool kSigned>
-inline I32 bytes_to_words(const std::uint8_t* p) {
-#if defined(__AVX512F__)
-    const __m128i bytes = load_bits<__m128i>(p);
-    return reinterpret_cast<I32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-#elif defined(__AVX2__)
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return reinterpret_cast<I32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#elif defined(__SSE4_1__)
-    const __m128i bytes = _mm_cvtsi32_si128(load_bits<std::int32_t>(p));
-    return reinterpret_cast<I32>(kSigned ? _mm_cvtepi8_epi32(bytes) : _mm_cvtepu8_epi32(bytes));
-#else
-    using Either = std::conditional_t<kSigned, I8, U8>;
-    return __builtin_convertvector(load_bits<Either>(p), I32);
 #endif
 }
 
@@ -337,6 +322,31 @@ void quantize_row(const Quantize& op, std::int64_t row) {
                                            kSigned ? nullptr : biases + g, packed + g * n * kBits / 8);
 }
 
+// ------------------------------------------------------------------------------------------------ blocks of q8_0
+
+constexpr std::int64_t kBlock = q8_0::kElements;
+
+void quantize_block(const float* x, std::uint8_t* block) {
+    Vec<float> largest{};
+    for (std::int64_t i = 0; i < kBlock; i += kLanes<float>)
+        largest = larger_ignoring_nan(largest, absolute(load(x + i)));
+    const float scale = largest_of_lanes(largest) / 127.0f, inverse = scale == 0 ? 0.0f : 1.0f / scale;
+    const float factor = inverse > std::numeric_limits<float>::max() ? 0.0f : inverse;
+    store_one(reinterpret_cast<Float16*>(block), scale);
+    for (std::int64_t i = 0; i < kBlock; i += kLanes<float>) {
+        const Vec<float> scaled = load(x + i) * factor, magnitude = absolute(scaled);
+        I32 whole = __builtin_convertvector(magnitude, I32);
+        whole -= magnitude - __builtin_convertvector(whole, Vec<float>) >= 0.5f;  // halves are rounded away from zero
+        store_bytes(block + 2 + i, reinterpret_cast<U32>(scaled < 0 ? -whole : whole));
+    }
+}
+
+void quantize_blocks_of_row(const QuantizeBlocks& op, std::int64_t row) {
+    const auto* x = reinterpret_cast<const float*>(op.w + row * op.w_stride);
+    auto* to = reinterpret_cast<std::uint8_t*>(op.blocks) + row * (op.columns / kBlock) * q8_0::kBytes;
+    for (std::int64_t i = 0; i < op.columns; i += kBlock, to += q8_0::kBytes) quantize_block(x + i, to);
+}
+
 // ------------------------------------------------------------------------------------------------------ all rows
 
 template <class T, int kBits, bool kSigned>
@@ -367,6 +377,11 @@ void quantize_format(const Quantize& op) {
 
 TENSOROPS_KERNEL(dequantize, Dequantize) {
     for_dtype(op.dtype, [&op](auto w) { dequantize_format<decltype(w)>(op); });
+}
+
+TENSOROPS_KERNEL(quantize_blocks, QuantizeBlocks) {
+    over_rows(op.rows, op.rows * op.columns * static_cast<std::int64_t>(sizeof(float)),
+              [&op](std::int64_t i) { quantize_blocks_of_row(op, i); });
 }
 
 TENSOROPS_KERNEL(quantize, Quantize) {

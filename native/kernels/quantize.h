@@ -14,6 +14,13 @@ struct Quantize {
     Dtype dtype;                     // of w, scales and biases
 };
 
+// Rows of numbers in float32, finite and within the range of scales, that become blocks of q8_0
+struct QuantizeBlocks {
+    const char* w;
+    std::int64_t w_stride, rows, columns;
+    char* blocks;  // C-contiguous
+};
+
 struct Dequantize {
     const char *weight, *scales, *biases;  // without biases the integers are int8, else unsigned
     std::int64_t weight_stride, scale_stride, bias_stride, rows, columns, group_size;

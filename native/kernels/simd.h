@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
@@ -116,6 +117,24 @@ inline Vec<float> widened_float16(U16 h) {
 }
 
 inline Vec<float> load(const Float16* p) { return widened_float16(load_bits<U16>(p)); }
+
+// As many bytes as a vector of float has lanes. GCC 12 splits conversions of whole vectors.
+template <bool kSigned>
+inline I32 bytes_to_words(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m128i bytes = load_bits<__m128i>(p);
+    return reinterpret_cast<I32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return reinterpret_cast<I32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#elif defined(__SSE4_1__)
+    const __m128i bytes = _mm_cvtsi32_si128(load_bits<std::int32_t>(p));
+    return reinterpret_cast<I32>(kSigned ? _mm_cvtepi8_epi32(bytes) : _mm_cvtepu8_epi32(bytes));
+#else
+    using Either = std::conditional_t<kSigned, I8, U8>;
+    return __builtin_convertvector(load_bits<Either>(p), I32);
+#endif
+}
 
 // ---- store
 

@@ -1,6 +1,6 @@
 // Weights in blocks of a format as float32; compiled without contraction, as definitions round products before sums.
 //
-// Work: threads take rows. Codes are unpacked a vector at a time, see block_codes.h.
+// Work: threads take rows. Codes are unpacked a vector at a time, see block_codes.h; those of q8_0 are bytes already.
 // Bytes: the blocks once, and the result.
 #include "unpack_blocks.h"
 
@@ -38,11 +38,22 @@ void unpack_piece(const std::uint8_t* p, std::int64_t length, float* to) {
     }
 }
 
+// Block by block, as rows of a cache's keys and values are shorter than a piece
+void unpack_bytes(const std::uint8_t* p, std::int64_t length, float* to) {
+    for (std::int64_t i = 0; i < length; i += q8_0::kElements, p += q8_0::kBytes) {
+        const float scale = half_at(p);
+        for (std::int64_t j = 0; j < q8_0::kElements; j += kLanes<float>)
+            store(to + i + j, __builtin_convertvector(bytes_to_words<true>(p + 2 + j), Vec<float>) * scale);
+    }
+}
+
 template <class F>
 void unpack(const char* blocks, std::int64_t length, float* to) {
     const auto* p = reinterpret_cast<const std::uint8_t*>(blocks);
     std::int64_t i = 0;
-    if constexpr (F::kIsFloat) {
+    if constexpr (is_same<F, q8_0>) {
+        unpack_bytes(p, length, to);
+    } else if constexpr (F::kIsFloat) {
         for (; i < length; i += F::kElements, p += F::kBytes) F::unpack(p, to + i);
     } else {
         constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes;

@@ -14,6 +14,7 @@ namespace {
 constexpr double kSmallest = 1e-30, kLargest = 1e30;
 constexpr std::int64_t kWidest = 16384;  // features of a head: a thread keeps 128 rows of them
 
+constexpr Dtypes kKept{[](Dtype d) { return is_floating(d) || d == Dtype::uint8; }, "has a dtype without a kernel"};
 constexpr Dtypes kMask{[](Dtype d) { return is_floating(d) || d == Dtype::boolean; }, "has a dtype without a kernel"};
 
 // A call as the kernel takes it, and the integers that it points to
@@ -22,23 +23,39 @@ struct Bound {
     std::vector<std::int64_t> lengths, pages;
 };
 
-Reason refuse_heads(const char* name, const Array& a) {
+// How many features queries, keys or values have, the latter two perhaps in blocks
+std::int64_t features_of(const Array& a, Format format) {
+    if (format == Format::none) return a.shape[3];
+    return a.shape[3] / size_of(format).bytes * size_of(format).elements;
+}
+
+Reason refuse_heads(const char* name, const Array& a, Format format) {
     if (a.ndim != 4) return std::string(name) + " has " + std::to_string(a.ndim) + " dimensions, not 4";
     if (!a.is_contiguous_from(3) && a.size() != 0)
         return "the last axis of " + std::string(name) + " is not contiguous";
-    if (a.shape[3] > kWidest) return std::string(name) + " has more than " + std::to_string(kWidest) + " features";
+    if (features_of(a, format) > kWidest)
+        return std::string(name) + " has more than " + std::to_string(kWidest) + " features";
     return {};
 }
 
-Reason refuse_shapes(const Array& q, const Array& k, const Array& v, bool in_pages) {
+Reason refuse_dtypes(const Array& q, const Array& k, const Array& v, const Value& format_name, Format format) {
+    if (format_name.kind == Value::none)
+        return q.dtype != k.dtype || q.dtype != v.dtype ? "q, k and v differ in dtype" : Reason{};
+    if (format == Format::none) return "kv_format has no compiled kernel";
+    if (q.dtype != Dtype::float32) return "k and v are in blocks, which the kernel reads for queries of float32 only";
+    if (k.dtype != Dtype::uint8 || v.dtype != Dtype::uint8) return "k or v does not have dtype uint8";
+    const std::int64_t bytes = size_of(format).bytes;
+    return k.shape[3] % bytes != 0 || v.shape[3] % bytes != 0 ? "the rows of k or v are not whole blocks" : Reason{};
+}
+
+Reason refuse_shapes(const Array& q, const Array& k, const Array& v, bool in_pages, const Attention& op) {
     const std::int64_t *of_q = q.shape, *of_k = k.shape, *of_v = v.shape;
-    if (q.dtype != k.dtype || q.dtype != v.dtype) return "q, k and v differ in dtype";
     if (in_pages && of_k[0] != of_v[0]) return "k and v differ in pages";
     if (!in_pages && (of_q[0] != of_k[0] || of_q[0] != of_v[0])) return "q, k and v differ in batch size";
-    if (of_q[3] != of_k[3]) return "q and k differ in head dimension";
+    if (op.dim != features_of(k, op.format)) return "q and k differ in head dimension";
     if (of_k[1] != of_v[1] || of_k[2] != of_v[2]) return "k and v differ in heads or keys";
     if (of_k[1] == 0 || of_q[1] % of_k[1] != 0) return "the heads of k do not divide those of q";
-    if (of_q[3] == 0) return "the head dimension is 0";
+    if (op.dim == 0) return "the head dimension is 0";
     return {};
 }
 
@@ -173,7 +190,7 @@ struct GivenAttention {
     std::int64_t shape[4] = {};  // of the result
 
     GivenAttention(Reader& in, bool has_cotangent)
-        : q(in.array()), k(in.array()), v(in.array()), dy(has_cotangent ? &in.array() : nullptr) {}
+        : q(in.array()), k(in.array(kKept)), v(in.array(kKept)), dy(has_cotangent ? &in.array() : nullptr) {}
 
     // Reads the others, and refuses what the kernels do not take. Fills everything but where arrays are.
     Reason read(Call& call, Reader& in, Bound* bound) {
@@ -182,11 +199,16 @@ struct GivenAttention {
         const Value &scale = in.value(), &window = in.value(), &softcap = in.value();
         const Array *sinks = in.optional(), *lengths = in.optional(kIntegers);
         table = in.optional(kIntegers);
-        for (const auto& [name, a] : {std::pair{"q", &q}, std::pair{"k", &k}, std::pair{"v", &v}})
-            in.require(refuse_heads(name, *a));
-        if (in.failed()) return in.reason;
-        in.require(refuse_shapes(q, k, v, table != nullptr));
+        const Value& format_name = in.value();
         Attention& op = bound->op;
+        op.format = format_name.kind == Value::text ? find_format(format_name.view()) : Format::none;
+        in.require(refuse_heads("q", q, Format::none));
+        in.require(refuse_heads("k", k, op.format));
+        if (!in.require(refuse_heads("v", v, op.format))) return in.reason;
+        if (!in.require(refuse_dtypes(q, k, v, format_name, op.format))) return in.reason;
+        op.dim = q.shape[3];
+        op.value_dim = features_of(v, op.format);
+        in.require(refuse_shapes(q, k, v, table != nullptr, op));
         if (!in.require(refuse_page_table(table, q, k, &op))) return in.reason;
         const std::int64_t scores[4] = {q.shape[0], q.shape[1], q.shape[2], op.keys};
         in.require(refuse_mask(mask, scores));
@@ -201,11 +223,9 @@ struct GivenAttention {
         if (!in.require(read_lengths(call, lengths, op.batch, bound))) return in.reason;
         if (!in.require(read_pages(call, table, k.shape[0], bound))) return in.reason;
         std::copy_n(scores, 3, shape);
-        shape[3] = v.shape[3];
+        shape[3] = op.value_dim;
         op.heads = shape[1];
         op.kv_heads = k.shape[1];
-        op.dim = q.shape[3];
-        op.value_dim = shape[3];
         op.dtype = q.dtype;
         set_mask(op, mask);
         if (sinks) {
@@ -227,7 +247,7 @@ struct GivenAttention {
 
 TENSOROPS_OPERATOR(scaled_dot_product_attention,
                    "q, k, v, *, mask=None, is_causal=False, scale=None, window=None, softcap=None, sinks=None, "
-                   "lengths=None, page_table=None") {
+                   "lengths=None, page_table=None, kv_format=None") {
     Reader in(call);
     Bound bound;
     GivenAttention given(in, false);
@@ -250,12 +270,13 @@ TENSOROPS_OPERATOR(scaled_dot_product_attention,
 
 TENSOROPS_OPERATOR(scaled_dot_product_attention_vjp,
                    "q, k, v, dy, *, mask=None, is_causal=False, scale=None, window=None, softcap=None, sinks=None, "
-                   "lengths=None, page_table=None -> dq, dk, dv") {
+                   "lengths=None, page_table=None, kv_format=None -> dq, dk, dv") {
     Reader in(call);
     Bound bound;
     GivenAttention given(in, true);
     if (Reason reason = given.read(call, in, &bound); !reason.empty()) return reason;
     if (given.table) return "keys and values are in pages";
+    if (bound.op.format != Format::none) return "keys and values are in blocks";
     const Array &q = given.q, &k = given.k, &v = given.v, &dy = *given.dy;
     if (dy.dtype != q.dtype || !dy.has_shape(4, given.shape)) return "dy has another shape or dtype than the result";
     if (!dy.is_contiguous_from(3)) return "the last axis of dy is not contiguous";

@@ -1,4 +1,7 @@
 // Quantization, and products with quantized matrices.
+#include <cmath>
+#include <cstring>
+
 #include "block_products.h"
 #include "checks.h"
 #include "linear.h"
@@ -57,6 +60,45 @@ Reason values_of_blocks(Call& call, Reader& in, const Array& weight, std::string
     return {};
 }
 
+// Whether the scales of all blocks are finite as halves. They are the largest numbers divided by 127, and 65520 is
+// rounded to infinity.
+bool fits_blocks(const Array& w) {
+    constexpr float kBeyond = 65520.0f * 127;
+    bool fits = true;
+    for (std::int64_t row = 0; row < w.shape[0] && fits; ++row) {
+        const char* x = w.data + row * w.stride(0);
+        for (std::int64_t i = 0; i < w.shape[1]; ++i, x += sizeof(float)) {
+            float number;
+            std::memcpy(&number, x, sizeof number);
+            fits &= std::fabs(number) < kBeyond;  // not of NaN
+        }
+    }
+    return fits;
+}
+
+Reason blocks_of_values(Call& call, Reader& in, const Array& w, std::string_view format) {
+    if (find_format(format) != Format::q8_0)
+        return "the kernel writes no blocks of format '" + std::string(format) + "'";
+    in.require(w.dtype == Dtype::float32, "w does not have dtype float32, whose numbers become blocks");
+    in.require(refuse_matrix("w", w));
+    in.require(w.size() != 0, "w is empty");
+    if (in.failed()) return in.reason;
+    const FormatSize& size = size_of(Format::q8_0);
+    const std::int64_t shape[] = {w.shape[0], size.row_bytes(w.shape[1])};
+    if (shape[1] == 0) return "the rows of w are not whole blocks";
+    if (call.has_values && !fits_blocks(w)) return "w has a number that is not finite, or too large";
+    Array blocks;
+    if (!call.make({{blocks, 2, shape, Dtype::uint8}})) return call.reason;
+    QuantizeBlocks op{w.data, w.stride(0), shape[0], w.shape[1], blocks.data};
+    const auto cut = [row_bytes = shape[1]](QuantizeBlocks& part, std::int64_t begin, std::int64_t end) {
+        part.rows = end - begin;
+        part.w += begin * part.w_stride;
+        part.blocks += begin * row_bytes;
+    };
+    call.compute_parts(target().quantize_blocks, op, op.rows, 1, w.bytes(), cut);
+    return {};
+}
+
 }  // namespace
 
 TENSOROPS_OPERATOR(quantize, "w, *, bits=4, group_size=32, mode='affine', format='affine' -> weight, scales, biases") {
@@ -67,7 +109,7 @@ TENSOROPS_OPERATOR(quantize, "w, *, bits=4, group_size=32, mode='affine', format
     op.group_size = in.integer();
     const bool is_affine = in.choice({"affine", "symmetric"}) == 0;
     const std::string_view format = in.text();
-    if (format != kAffine) return "the kernel writes no blocks of format '" + std::string(format) + "'";
+    if (format != kAffine) return blocks_of_values(call, in, w, format);
     in.require(refuse_matrix("w", w));
     in.require(w.size() != 0, "w is empty");
     in.require(is_affine || bits == 8, "mode 'symmetric' has 8 bits");

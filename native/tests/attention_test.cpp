@@ -14,6 +14,7 @@ struct Variant {
     double softcap = 0;
     bool beyond_range = false;   // queries and keys whose products are: all scores are then the cap or its negative
     std::int64_t page_size = 0;  // of keys and values in pages, the last of which are not used
+    bool in_blocks = false;      // of q8_0
 };
 const Variant kVariants[] = {
     {"attention"},
@@ -27,6 +28,8 @@ const Variant kVariants[] = {
     {"attention, beyond the range", Mask::none, true, true, false, 0, 3.0, true},
     {"attention, lengths and pages", Mask::none, true, true, false, 0, 0, false, 5},
     {"attention, window of lengths and pages", Mask::boolean, false, false, false, 40, 0, false, 16},
+    {"attention, blocks", Mask::none, true, true, false, 0, 0, false, 0, true},
+    {"attention, blocks in pages", Mask::boolean, false, false, false, 40, 3.0, false, 5, true},
 };
 
 struct Case {
@@ -35,6 +38,7 @@ struct Case {
     Input q, k, v, mask, sinks;
     double scale;
     std::vector<std::int64_t> lengths = {}, pages = {};  // if keys are in pages
+    Input k_blocks = {}, v_blocks = {};                  // if they are in blocks, which hold the numbers of k and v
 
     std::int64_t length(std::int64_t b) const { return lengths.empty() ? keys : lengths[static_cast<std::size_t>(b)]; }
     // The row of k and v that holds a key.
@@ -120,8 +124,9 @@ Attention arguments(const Case& c, const Test& t, const Test::Call& call) {
     op.k = call.in[1];
     op.v = call.in[2];
     std::copy_n(c.q.stride.begin(), 3, op.q_stride);
-    std::copy_n(c.k.stride.begin(), 3, op.k_stride);
-    std::copy_n(c.v.stride.begin(), 3, op.v_stride);
+    std::copy_n((c.variant.in_blocks ? c.k_blocks : c.k).stride.begin(), 3, op.k_stride);
+    std::copy_n((c.variant.in_blocks ? c.v_blocks : c.v).stride.begin(), 3, op.v_stride);
+    op.format = c.variant.in_blocks ? tensorops::Format::q8_0 : tensorops::Format::none;
     op.y = call.out;
     op.batch = c.batch;
     op.heads = c.heads;
@@ -171,6 +176,7 @@ void check(Test& t, const Case& c) {
     Case used = c;
     const bool transposed = c.variant.mask == Mask::transposed_boolean;
     std::vector<Input> in{c.q, c.k, c.v};
+    if (c.variant.in_blocks) in = {c.q, c.k_blocks, c.v_blocks};
     if (transposed) used.mask = spread_keys(c.mask);
     if (c.variant.mask != Mask::none) in.push_back(used.mask);
     if (c.variant.sinks) in.push_back(c.sinks);
@@ -189,6 +195,26 @@ Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positi
         t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{0, 1, 2};
     return laid_out(t.random(batch * heads * positions * features, t.dtype, size), {batch, heads, positions, features},
                     order, t.length % 3 ? 0 : 7);
+}
+
+// Lets keys or values be those that random blocks of q8_0 hold, and returns these, laid out in the same way.
+Input in_blocks(Test& t, Input& x) {
+    constexpr std::size_t kElements = 32, kBytes = 34;
+    const std::size_t count = x.values.size() / kElements;
+    Input blocks = t.random_bytes(static_cast<std::int64_t>(count * kBytes));
+    for (std::size_t i = 0; i < count; ++i) {
+        Real* const block = blocks.values.data() + i * kBytes;
+        block[1] = 0x20 + t.integer(0, 3);  // the upper byte of a half near 1/128
+        const int half = static_cast<int>(block[0]) + 256 * static_cast<int>(block[1]);
+        const Real scale = value_of_half(format_of(Dtype::float16), static_cast<std::uint16_t>(half));
+        for (std::size_t j = 0; j < kElements; ++j) {
+            const auto byte = static_cast<std::int8_t>(static_cast<int>(block[2 + j]));
+            x.values[i * kElements + j] = scale * Real(byte);
+        }
+    }
+    std::vector<std::int64_t> shape = x.shape;
+    shape.back() = shape.back() / 32 * 34;
+    return laid_out(blocks, shape, {0, 2, 1}, t.length % 3);
 }
 
 // Puts the keys and values of a case into pages in backward order, with room for more of them than there are.
@@ -225,7 +251,19 @@ void attention(Test& t) {
                 c.q = array(t, batch, heads, queries, dim, size);
                 c.k = array(t, batch, kv_heads, keys, dim, size);
             }
+            if (variant.in_blocks) {
+                if (t.dtype != Dtype::float32) continue;
+                c.dim = 32 * (keys % 3 + 1);
+                c.value_dim = 32 * (keys / 3 % 3 + 1);
+                c.q = array(t, batch, heads, queries, c.dim);
+                c.k = array(t, batch, kv_heads, keys, c.dim);
+                c.v = array(t, batch, kv_heads, keys, c.value_dim);
+            }
             if (variant.page_size != 0) put_in_pages(t, c);
+            if (variant.in_blocks) {
+                c.k_blocks = in_blocks(t, c.k);
+                c.v_blocks = in_blocks(t, c.v);
+            }
             if (variant.mask != Mask::none) c.mask = mask_of(t, c);
             if (variant.sinks) c.sinks = t.random(heads, keys % 2 ? Dtype::float32 : t.dtype, 1.0);
             check(t, c);

@@ -271,7 +271,7 @@ class Batch:
         known = self.cache.length(sequence)
         self.cache.append(sequence, ids[known:])
         # Pages have all tokens, also in blocks with a window, as others may share them.
-        alone = llama.new_cache(grown(FIRST_CAPACITY, len(ids)), kv_dtype="float32")
+        alone = llama.new_cache(grown(FIRST_CAPACITY, len(ids)), kv_dtype=self.cache.dtype)
         pages, offsets = self.cache.places(sequence, 0, len(ids))
         if known:
             self._copy_from_pages(alone, pages[:known], offsets[:known])
@@ -295,7 +295,7 @@ class Batch:
         count = len(pages)
         for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
             for i in self._kept:
-                rows = tp.to_backend(paged[i], "numpy")[pages, :, offsets].astype(np.float32).transpose(1, 0, 2)
+                rows = tp.to_backend(paged[i], "numpy")[pages, :, offsets].transpose(1, 0, 2)
                 own[i] = assigned(own[i], (0, slice(None), slice(0, count)), rows)
         alone.length = count
 

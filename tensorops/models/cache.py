@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
-from tensorops import formats
+from tensorops._dtypes import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ Array = Any
 FIRST_CAPACITY = 128  # tokens
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 KV_DTYPES = ("float32", "float16", "bfloat16", "q8_0")  # in which keys and values may be kept
-_UNPACKED_BYTES = 1 << 26  # the most that are made of 8 bits at a time, unless a single head has more
+_BLOCK = 32  # neighbours that share a scale in q8_0
 
 
 def grown(capacity: int, tokens: int) -> int:
@@ -58,7 +58,7 @@ def storage(head_dim: int, kv_dtype: str) -> tuple[int, np.dtype[Any]]:
     if kv_dtype not in KV_DTYPES:
         raise ValueError(f"kv_dtype is {kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
     if kv_dtype == "q8_0":
-        return -(-head_dim // 32) * 34, np.dtype(np.uint8)
+        return -(-head_dim // _BLOCK) * (2 + _BLOCK), np.dtype(np.uint8)
     if kv_dtype == "bfloat16":
         import ml_dtypes
 
@@ -106,36 +106,34 @@ def slots_in_windows(window: int | None, piece: int) -> int:
 
 def stored(xp: Any, x: Array, dtype: Any) -> Array:
     """Return keys or values as slots of a dtype keep them."""
-    if dtype != xp.uint8:
+    if name_of(dtype) != "uint8":
         return x if x.dtype == dtype else xp.astype(x, dtype)
-    if spare := -x.shape[-1] % 32:
-        zeros = xp.broadcast_to(xp.zeros_like(x[..., :1]), (*x.shape[:-1], spare))
-        x = xp.concat((x, zeros), axis=-1)
-    return formats.get("q8_0").packed(xp, x)
+    x = _in_whole_blocks(xp, x)
+    blocks, *_ = tp.quantize(xp.reshape(x, (-1, x.shape[-1])), format="q8_0")
+    return xp.reshape(blocks, (*x.shape[:-1], blocks.shape[1]))
 
 
-def attention(xp: Any, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def _in_whole_blocks(xp: Any, x: Array) -> Array:
+    """Return features with zeros after them, up to a whole number of blocks."""
+    spare = -x.shape[-1] % _BLOCK
+    if not spare:
+        return x
+    zeros = xp.zeros((1,) * x.ndim, dtype=x.dtype)
+    return xp.concat((x, xp.broadcast_to(zeros, (*x.shape[:-1], spare))), axis=-1)
+
+
+def attention(xp: Any, q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Array:
     """Return what attention gives in the dtype of queries, for keys and values as they are kept."""
+    options["scale"] = scale
     if q.dtype == k.dtype:
         return tp.scaled_dot_product_attention(q, k, v, **options)
-    if k.dtype != xp.uint8:
+    if name_of(k.dtype) != "uint8":
         y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, **options)
         return xp.astype(y, q.dtype)
-    (_, heads, tokens, dim), group = k.shape, q.shape[1] // k.shape[1]
-    together = max(_UNPACKED_BYTES // (8 * tokens * dim), 1)
-    sinks, parts = options.pop("sinks", None), []
-    for first in range(0, heads, together):
-        some, own = slice(first, first + together), slice(first * group, (first + together) * group)
-        if sinks is not None:
-            options["sinks"] = sinks[own]
-        unpacked = (_unpacked(xp, part[:, some, :, :], q.shape[3]) for part in (k, v))
-        parts.append(tp.scaled_dot_product_attention(q[:, own, :, :], *unpacked, **options))
-    return concat(parts, axis=1)
-
-
-def _unpacked(xp: Any, blocks: Array, head_dim: int) -> Array:
-    rows: Array = tp.dequantize(xp.reshape(blocks, (-1, blocks.shape[3])), format="q8_0")
-    return xp.reshape(rows, (*blocks.shape[:3], rows.shape[1]))[..., :head_dim]
+    dim, whole = q.shape[3], _in_whole_blocks(xp, q)
+    options["scale"] = dim**-0.5 if scale is None else scale
+    y = tp.scaled_dot_product_attention(whole, k, v, kv_format="q8_0", **options)
+    return y if whole is q else y[..., :dim]
 
 
 class Slots:

@@ -133,7 +133,8 @@ class LanguageModel:
     kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
         How the keys and values of a text are kept. Attention computes with queries in float16 or bfloat16, too, then.
         With "q8_0", 32 neighbours are integers of 8 bits with a common scale, about a quarter of float32's bytes, which
-        become float32 again before attention, one block's at a time. The states of gated delta nets stay float32.
+        attention reads; see `kv_format` of `tensorops.scaled_dot_product_attention`. The states of gated delta nets
+        stay float32.
 
     Attributes
     ----------
@@ -613,7 +614,7 @@ class LanguageModel:
             How many pages there are; by default enough for `max_batch` sequences of `max_seq_length` or, without
             `max_new_tokens`, of 2,048 tokens more than the longest prompt. With fewer, sequences wait, and the youngest
             may have to begin again.
-        kv_dtype : {"float32", "float16", "bfloat16"}, optional
+        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
             How keys and values are kept; by default as the model says.
         on_end : callable, optional
             Called with the number of each prompt whose text is complete, after its last token.
@@ -694,7 +695,7 @@ class LanguageModel:
         page_size, max_num_pages : int, optional
             Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them with
             ``max_sequences=batch``; by default, there are enough for `batch` sequences.
-        kv_dtype : {"float32", "float16", "bfloat16"}, optional
+        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
             How pages keep keys and values; by default as the model says.
         temperature, top_k, top_p, min_p
             As for `generate_ids`.

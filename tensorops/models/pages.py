@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["OutOfPagesError", "PagedKVCache", "assigned"]
 
 Array = Any
-_DTYPES = KV_DTYPES[:3]  # kernels read pages in place, of numbers only
 _ROOT = -1  # what comes before the first page
 
 
@@ -52,16 +51,17 @@ class PagedKVCache:
         How many pages there are.
     max_sequences : int, optional
         How many sequences may have states, if blocks of the network keep some: those of gated delta nets.
-    dtype : {"float32", "float16", "bfloat16"}
-        Of keys and values.
+    dtype : {"float32", "float16", "bfloat16", "q8_0"}
+        How keys and values are kept: in this dtype or, with "q8_0", as blocks of that format in uint8.
     backend : str, optional
         The backend whose arrays they are; by default the one in force, or ``numpy``.
 
     Attributes
     ----------
     keys, values : list of array, each of shape (max_num_pages + 1, kv_heads, page_size, head_dim)
-        The pages of every block; of one with states, a row for each sequence, (max_sequences + 1, ...). The last page
-        and row belong to no sequence: what is written there is never read.
+        The pages of every block, of which "q8_0" has ``ceil(head_dim / 32) * 34`` bytes in place of `head_dim`; of one
+        with states, a row for each sequence, (max_sequences + 1, ...). The last page and row belong to no sequence:
+        what is written there is never read.
 
     Raises
     ------
@@ -102,8 +102,8 @@ class PagedKVCache:
         for name, value in sizes.items():
             if isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
+        if dtype not in KV_DTYPES:
+            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(KV_DTYPES)}")
         self.page_size, self.max_num_pages = page_size, max_num_pages
         self.dtype, self.max_sequences, self._config = dtype, max_sequences, config
         in_force = tp.get_backend()

@@ -183,8 +183,6 @@ def persistent(llama: LanguageModel, options: StepOptions, **others: Any) -> Mod
     options.check(llama.config.context_length)
     if options.mode == "prefill" and llama.config.recurrent:
         raise ValueError("mode 'prefill' has tokens without effect, but states keep all: read the text with the model")
-    if options.mode != "onepass" and (options.kv_dtype or llama.kv_dtype) == "q8_0":
-        raise ValueError("steps keep no 8 bits, but kv_dtype is 'q8_0': load the model with another one")
     capacity, ranks = options.capacity(llama.config.context_length), llama._ranks
     if isinstance(ranks, MPIRanks):
         others |= {"world_size": ranks.size, "mpi_rank": ranks.rank}

@@ -6,7 +6,9 @@ from functools import reduce
 from operator import and_
 from typing import Any, NamedTuple
 
+from tensorops import formats
 from tensorops._dtypes import dtype_name, is_bool, largest_exponent, narrow, widen, widen_integers
+from tensorops._messages import nearest
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, given
 from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
@@ -26,7 +28,9 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
+from tensorops.formats import Format, Interleaved
 from tensorops.libraries import constant, creation_device, is_fixed
+from tensorops.ops.quantization import check_blocks
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -47,14 +51,14 @@ def _check(
     sinks: Array | None,
     lengths: Array | None,
     page_table: Array | None,
+    kv_format: str | None,
 ) -> dict[str, Any]:
-    require_floating(name, q=q, k=k, v=v, sinks=sinks)
-    require_same_dtype(name, q=q, k=k, v=v)
-    for label, x in (("q", q), ("k", k), ("v", v)):
-        require_ndim(name, label, x, 4, 4)
+    require_floating(name, q=q, sinks=sinks)
+    require_ndim(name, "q", q, 4, 4)
+    blocks = _check_keys(name, q, k, v, kv_format)
     _check_batch(name, q, k, v, page_table)
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"{name}: k has head dimension {k.shape[3]}, but q has {q.shape[3]}")
+    if (dim := _count_features(k, blocks)) != q.shape[3]:
+        raise ValueError(f"{name}: k has head dimension {dim}, but q has {q.shape[3]}")
     if v.shape[1:3] != k.shape[1:3]:
         raise ValueError(f"{name}: v has (heads, keys) {tuple(v.shape[1:3])}, but k has {tuple(k.shape[1:3])}")
     if (k.shape[1] == 0 and q.shape[1] != 0) or (k.shape[1] and q.shape[1] % k.shape[1]):
@@ -75,6 +79,42 @@ def _check(
         "window": None if window is None else _as_window(name, window),
         "softcap": None if softcap is None else as_positive_number(name, "softcap", softcap),
     }
+
+
+def _check_keys(name: str, q: Array, k: Array, v: Array, kv_format: str | None) -> Format | None:
+    """Raise unless keys and values are arrays of numbers like `q`, or of blocks; return the format of these."""
+    given = {"k": k, "v": v}
+    if kv_format is None:
+        for label, x in given.items():
+            if dtype_name(x) == "uint8":
+                raise TypeError(
+                    f"{name}: {label} has dtype uint8, but kv_format, which says what its blocks are, is None"
+                )
+        require_floating(name, **given)
+        require_same_dtype(name, q=q, **given)
+        for label, x in given.items():
+            require_ndim(name, label, x, 4, 4)
+        return None
+    if not isinstance(kv_format, str):
+        raise TypeError(f"{name}: kv_format is {shown(kv_format)}, expected the name of a format")
+    try:
+        blocks = formats.get(kv_format)
+    except ValueError:
+        like = nearest(kv_format[:40], formats.names())
+        raise ValueError(
+            f"{name}: kv_format is {shown(kv_format)}, expected one of tensorops.formats.names(){like}"
+        ) from None
+    if isinstance(blocks, Interleaved):
+        raise ValueError(f"{name}: kv_format is {kv_format!r}, but blocks of keys and values are not interleaved")
+    for label, x in given.items():
+        check_blocks(name, label, x, {}, kv_format, 4)
+    return blocks
+
+
+def _count_features(x: Array, blocks: Format | None) -> int:
+    """Return how many features keys or values have."""
+    features: int = x.shape[3] if blocks is None else x.shape[3] // blocks.nbytes * blocks.elements
+    return features
 
 
 def _check_batch(name: str, q: Array, k: Array, v: Array, page_table: Array | None) -> None:
@@ -126,13 +166,14 @@ def _rows(
     sinks: Array | None,
     lengths: Array | None,
     page_table: Array | None,
+    kv_format: str | None = None,
     **_: Any,
 ) -> RowAxes:
-    batch, heads, queries, dim, kv_heads, keys, value_dim, pages, page, position = range(10)
+    batch, heads, queries, dim, kv_heads, keys, value_dim, pages, page, position, key_bytes = range(11)
     owner, place = (batch, keys) if page_table is None else (page, position)
     arrays = given(
         q=(q, (batch, heads, queries, dim)),
-        k=(k, (owner, kv_heads, place, dim)),
+        k=(k, (owner, kv_heads, place, dim if kv_format is None else key_bytes)),
         v=(v, (owner, kv_heads, place, value_dim)),
         mask=(mask, () if mask is None else (batch, heads, queries, keys)[4 - mask.ndim :]),
         sinks=(sinks, (heads,)),
@@ -142,7 +183,12 @@ def _rows(
     # A query's position depends on the number of queries. Any sequence may use any page.
     whole = (heads, dim, kv_heads, keys, *((queries,) if is_causal or window is not None else ()))
     paged = () if page_table is None else (pages, page, position)
-    return RowAxes(arrays, (batch, heads, queries, value_dim), (*whole, *paged), together=((heads, kv_heads),))
+    result, together = (batch, heads, queries, value_dim), ((heads, kv_heads),)
+    if kv_format is None:
+        return RowAxes(arrays, result, (*whole, *paged), together=together)
+    length = _count_features(v, formats.get(kv_format))
+    whole = (*whole, *paged, key_bytes, value_dim)
+    return RowAxes(arrays, result, whole, shortened=(value_dim,), length=length, together=together)
 
 
 @operator(check=_check, rows=_rows)
@@ -159,6 +205,7 @@ def scaled_dot_product_attention(
     sinks: ArrayInput | None = None,
     lengths: ArrayInput | None = None,
     page_table: ArrayInput | None = None,
+    kv_format: str | None = None,
 ) -> ArrayT:
     r"""Attend from queries to keys and average the values.
 
@@ -199,6 +246,10 @@ def scaled_dot_product_attention(
         The pages of each sequence, as indices of the first axis of `k` and `v`, in the order of its keys; then `keys`
         is ``pages * page_size``. A page has the axes of a sequence, so that the keys of one head are adjacent in it;
         pages in the order (page_size, kv_heads) are passed as a transposed view, which the C++ kernel reads in place.
+    kv_format : str, optional
+        One of `tensorops.formats.names`: `k` and `v` are arrays of uint8, whose rows, along the last axis, are the
+        blocks of a key or a value in this format. `dim` and `value_dim` are how many numbers these hold. No gradient
+        flows to them.
 
     Returns
     -------
@@ -214,13 +265,13 @@ def scaled_dot_product_attention(
     ------
     TypeError
         If an input is not floating point, `q`, `k` and `v` differ in dtype, or `lengths` or `page_table` are not
-        integers.
+        integers. With `kv_format`, if `k` or `v` is not uint8.
     ValueError
-        If shapes do not match, or `window`, `softcap` or `scale` is invalid, or if a length or a page that is in use is
-        out of range. The values of lengths and pages are read from arrays of NumPy and eager torch in host memory, and
-        from Dask's blocks of these when they are computed. Elsewhere, where arrays may be traced, lazy or on an
-        accelerator, they are clamped: a negative length counts as 0, one beyond the keys as all of them, and a page out
-        of range as the nearest.
+        If shapes do not match, or `window`, `softcap` or `scale` is invalid, or there is no format `kv_format`, or rows
+        are not whole blocks of it, or if a length or a page that is in use is out of range. The values of lengths and
+        pages are read from arrays of NumPy and eager torch in host memory, and from Dask's blocks of these when they
+        are computed. Elsewhere, where arrays may be traced, lazy or on an accelerator, they are clamped: a negative
+        length counts as 0, one beyond the keys as all of them, and a page out of range as the nearest.
 
     References
     ----------
@@ -243,12 +294,20 @@ def scaled_dot_product_attention(
     >>> tensorops.scaled_dot_product_attention(q, q, v, is_causal=True)[0, 0]
     array([[1.],
            [2.]])
+
+    Keys and values in blocks of 32 numbers, each a float16 scale and 32 integers of 8 bits:
+
+    >>> rows, *_ = tensorops.quantize(np.asarray([[1.0] * 32, [3.0] * 32]), format="q8_0")
+    >>> blocks = rows.reshape((1, 1, 2, 34))
+    >>> y = tensorops.scaled_dot_product_attention(np.zeros((1, 1, 1, 32)), blocks, blocks, kv_format="q8_0")
+    >>> y.shape, y[0, 0, 0, :2].round(2)
+    ((1, 1, 1, 32), array([2., 2.]))
     """
     xp = get_namespace(q, k, v, mask, sinks, lengths, page_table)
     scores, wide_v = _scores_and_values(
-        xp, q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table
+        xp, q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table, kv_format
     )
-    shape = (*q.shape[:3], v.shape[3])
+    shape = (*q.shape[:3], _count_features(v, None if kv_format is None else formats.get(kv_format)))
     if scores is None:
         return xp.zeros(shape, dtype=q.dtype, device=creation_device(q))
     e, total, _ = _exponentials(xp, scores)
@@ -269,6 +328,7 @@ def log_totals(
     sinks: Array | None = None,
     lengths: Array | None = None,
     page_table: Array | None = None,
+    kv_format: str | None = None,
 ) -> Array:
     """Return the logarithm of the sum by which the exponentials of each query's scores are divided.
 
@@ -276,7 +336,9 @@ def log_totals(
     float32 the narrowest dtype. The logarithm is -inf where there are no scores. Kernels for derivatives keep it.
     """
     xp = get_namespace(q, k, v, mask, sinks, lengths, page_table)
-    scores, _ = _scores_and_values(xp, q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table)
+    scores, _ = _scores_and_values(
+        xp, q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table, kv_format
+    )
     if scores is None:
         return xp.full_like(widen(xp, q)[0][..., 0], -float("inf"))
     _, total, largest = _exponentials(xp, scores)
@@ -317,6 +379,7 @@ def _scores_and_values(
     sinks: Array | None,
     lengths: Array | None,
     page_table: Array | None,
+    kv_format: str | None,
 ) -> tuple[_Scores | None, Array]:
     """Return the scores, ``None`` if there are none, and the values that they weight."""
     assert scale is not None
@@ -335,15 +398,18 @@ def _scores_and_values(
 
     if page_table is not None:
         k, v = _from_pages(xp, k, table), _from_pages(xp, v, table)
-    wide_q, wide_k, wide_v = widen(xp, q, k, v)
-    if lengths is not None:
-        wide_k, wide_v = _only_reached(xp, wide_k, reach), _only_reached(xp, wide_v, reach)
-    elif reach.first:
-        wide_k, wide_v = wide_k[:, :, reach.first :, :], wide_v[:, :, reach.first :, :]
+    if lengths is None and reach.first:
+        k, v = k[:, :, reach.first :, :], v[:, :, reach.first :, :]
         if mask is not None and mask.ndim and mask.shape[-1] != 1:
             mask = mask[..., reach.first :]
         keys -= reach.first
         reach = _Reach(0, keys, differs=False)
+    if kv_format is not None:
+        k, v = (formats.get(kv_format).values(xp, blocks) for blocks in (k, v))
+    (wide_q,) = widen(xp, q)
+    wide_k, wide_v = (xp.astype(x, wide_q.dtype, copy=False) for x in (k, v))
+    if lengths is not None:
+        wide_k, wide_v = _only_reached(xp, wide_k, reach), _only_reached(xp, wide_v, reach)
     grouped_q = xp.reshape(wide_q, (batch, kv_heads, group, queries, dim))
     scores, exponent = _products(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
     # Of the scores; a mask's -inf must not be multiplied by a tangent of it, which is zero.

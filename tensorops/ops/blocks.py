@@ -338,7 +338,8 @@ def multi_head_attention(
         scores.
     is_causal, scale, window, softcap, sinks : optional
         As in `scaled_dot_product_attention`, with `past` + `keys` keys. There is no `page_table`: each
-        call returns the cache and the new keys in a single array, which is what pages avoid.
+        call returns the cache and the new keys in a single array, which is what pages avoid. Nor is there a
+        `kv_format`, as that array has numbers.
     lengths : array of integers, shape (batch,), optional
         The number of valid keys of each sequence, from 0 to `keys`; they come first. By default all are valid.
         Causality and the window count from them: the last query is aligned with the last valid key. Not with a cache,

@@ -153,7 +153,7 @@ def decode(name: str, stored: Bytes) -> Float64:
     elements, nbytes, _ = FORMATS[name]
     blocks = np.asarray(stored).reshape(-1, nbytes).astype(np.int64)
     values = float64(_VALUES[name](blocks, np.arange(elements)))
-    return values.reshape(*stored.shape[:-1], -1)
+    return values.reshape(*stored.shape[:-1], stored.shape[-1] // nbytes * elements)
 
 
 def random_blocks(r: np.random.Generator, name: str, *shape: int) -> Bytes:
@@ -177,4 +177,4 @@ def random_blocks(r: np.random.Generator, name: str, *shape: int) -> Bytes:
         stored ^= np.where(is_special, np.uint8(0x40), np.uint8(0))
         factors = r.uniform(0.5, 1.0, stored.shape[:-1]) / (448 if name == "fp8_e4m3" else 57344)
         stored[..., :4] = factors.astype("<f4")[..., None].view(np.uint8)
-    return stored.reshape(*rows, -1)
+    return stored.reshape(*rows, columns // elements * nbytes)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tensorops.testing._stored_blocks import decode, random_blocks
 from tensorops.testing.activation import softmax
 from tensorops.testing.entries import HEAD_DIM, Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
@@ -21,6 +22,7 @@ from tensorops.testing.values import (
     float64,
     integers,
     normal,
+    octets,
     ones,
     quiet,
     random_mask,
@@ -68,6 +70,7 @@ def scaled_dot_product_attention(
     sinks: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     page_table: ArrayLike | None = None,
+    kv_format: str | None = None,
 ) -> Float64:
     """``softmax(q @ k.T * scale) @ v`` for every head; a row that attends to no key gives 0.
 
@@ -75,9 +78,10 @@ def scaled_dot_product_attention(
     are capped first, ``softcap * tanh(scores / softcap)``, then masked. `sinks` holds one logit per query
     head that is added to the sum of the softmax and has no value. Only the first `lengths` keys of a sequence exist;
     of those that are outside the windows of all queries, nothing is used. With `page_table` (batch, pages), `k` is
-    (num_pages, kv_heads, page_size, D).
+    (num_pages, kv_heads, page_size, D). With `kv_format`, rows of `k` and `v` are blocks of bytes.
     """
-    q, k, v = float64(q), float64(k), float64(v)
+    q = float64(q)
+    k, v = (float64(x) if kv_format is None else decode(kv_format, np.asarray(x)) for x in (k, v))
     batch, q_heads, tq, head_dim = q.shape
     kv_heads, tk = k.shape[1:3]
     if page_table is not None:
@@ -224,6 +228,23 @@ def _attention_cases() -> Iterator[Case]:
             window=(7, None), softcap=5.0, sinks=normal(r, 4), lengths=np.array([16, 35]),
         ),
     )  # fmt: skip
+
+    def blocks(
+        r: np.random.Generator, *leading: int, tq: int = 3, tk: int = 9, name: str = "q8_0", **options: Any
+    ) -> Arguments:
+        """Four heads and two of keys; `leading` is the number of sequences and, if they have pages, that of these."""
+        dim = 256 if name == "q4_k" else 64
+        k, v = (random_blocks(r, name, leading[-1], 2, tk, n) for n in (dim, 2 * dim))
+        return args(normal(r, leading[0], 4, tq, dim), k, v, **options, kv_format=name)
+
+    yield case("blocks", lambda r: blocks(r, 2, is_causal=True, sinks=normal(r, 4)))
+    yield case("blocks_decode", lambda r: blocks(r, 1, tq=1, tk=70, window=(60, None), softcap=3.0))
+    yield case("blocks_lengths", lambda r: blocks(r, 2, mask=random_mask(r, 3, 9), lengths=np.array([9, 4])))
+    yield case(
+        "blocks_pages",
+        lambda r: blocks(r, 2, 5, tk=4, lengths=np.array([11, 3]), page_table=np.array([[4, 1, 0], [2, -1, -1]])),
+    )
+    yield case("blocks_q4_k", lambda r: blocks(r, 1, name="q4_k", window=2))
     yield case("empty_queries", lambda r: args(*qkv(r, tq=0)), tags=EMPTY)
     yield case("empty_batch", lambda r: args(*qkv(r, b=0)), tags=EMPTY)
     # Scores of a few hundred: only a softmax that subtracts the maximum survives.
@@ -262,6 +283,12 @@ def _pages(entry: int = 1, lengths: Any = None) -> Arguments:
     """Two sequences of two pages with three keys each, from a pool of four."""
     table = np.array([[0, 1], [2, entry]])
     return args(ones(2, 2, 3, 4), ones(4, 2, 3, 4), ones(4, 2, 3, 4), page_table=table, lengths=lengths)
+
+
+def _blocks(kv_format: Any, name: str = "k", **shape: int) -> Arguments:
+    """Keys and values in one block each, one of them of another size."""
+    k = {"k": octets(1, 2, 5, 34), "v": octets(1, 2, 5, 34)}
+    return args(ones(1, 2, 3, 32), **k | {name: octets(1, 2, 5, shape.get("nbytes", 34))}, kv_format=kv_format)
 
 
 # --- workloads, and all of it by operator ------------------------------------------------------------
@@ -314,6 +341,14 @@ ENTRIES = (
                 lambda: args(ones(1, 2, 3, 4), ones(4, 2, 3, 4), ones(5, 2, 3, 4), page_table=integers(1, 2)),
             ),
             ("paged_mask", ValueError, "mask", lambda: args(*_pages()[0], **_pages()[1] | {"mask": ones(3, 7)})),
+            ("blocks_without_format", TypeError, "k", lambda: _blocks(None)),
+            ("kv_format", ValueError, "kv_format", lambda: _blocks("q8_1")),
+            ("kv_format_affine", ValueError, "kv_format", lambda: _blocks("affine")),
+            ("kv_format_interleaved", ValueError, "kv_format", lambda: _blocks("q8_0_x32")),
+            ("kv_format_type", TypeError, "kv_format", lambda: _blocks(8)),
+            ("part_of_block", ValueError, "v", lambda: _blocks("q8_0", "v", nbytes=35)),
+            ("block_features", ValueError, "k", lambda: _blocks("q8_0", nbytes=68)),
+            ("blocks_of_numbers", TypeError, "k", lambda: args(*_qkv(), kv_format="q8_0")),
             ("sinks_length", ValueError, "sinks", lambda: args(*_qkv(), sinks=ones(3))),
         ),
         _attention_workload,

@@ -9,6 +9,7 @@ import support
 import tensorops as tp
 from tensorops._dtypes import INTEGER
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
+from tensorops.testing._stored_blocks import random_blocks
 
 support.require("jax")
 support.require_provider("jax_ffi")
@@ -136,6 +137,36 @@ def test_pages_out_of_range_are_clamped(rng):
         y = jax.jit(lambda *a: ATTEND(*a, page_table=given, lengths=lengths, **options))(*there)
     used = np.asarray([[0, 6, 0], [6, 0, 6]])
     close(y, REFERENCE(q, k, v, page_table=used, lengths=np.asarray([17, 3]), **options))
+
+
+@pytest.mark.parametrize("queries", [1, 12])
+def test_keys_and_values_in_blocks(queries, rng):
+    q = rng.standard_normal((2, 4, queries, 64)).astype(np.float32)
+    k, v = (random_blocks(rng, "q8_0", 2, 2, 150, d) for d in (64, 96))
+    check((q, k, v), kv_format="q8_0", is_causal=True, lengths=np.asarray([150, 40], np.int32))
+    pages = [random_blocks(rng, "q8_0", 5, 2, 8, d) for d in (64, 32)]
+    check((q, *pages), kv_format="q8_0", page_table=np.asarray([[4, 0], [1, 2]], np.int32), window=(9, None))
+    there = support.there((q, k, v), "jax")
+    attend = functools.partial(ATTEND, kv_format="q8_0")
+    of_queries = jax.vmap(attend, (0, None, None))
+    several = jnp.stack([there[0], -there[0]])
+    assert calls("scaled_dot_product_attention", of_queries, several, *there[1:])
+    each = [ATTEND.generic(each, *there[1:], kv_format="q8_0") for each in several]
+    close(of_queries(several, *there[1:]), jnp.stack(each))
+
+
+def test_gradients_of_queries_alone_flow_past_blocks(rng):
+    q = rng.standard_normal((1, 2, 3, 32)).astype(np.float32)
+    blocks = [random_blocks(rng, "q8_0", 1, 1, 9, 32) for _ in range(2)]
+    there = support.there((q, *blocks), "jax")
+
+    def loss(operator):
+        return lambda q: jnp.sum(jnp.sin(operator(q, *there[1:], kv_format="q8_0", is_causal=True)))
+
+    slope = jax.grad(loss(ATTEND))(there[0])
+    assert jnp.max(jnp.abs(slope)) > 1e-3
+    close(slope, jax.grad(loss(ATTEND.generic))(there[0]))
+    assert "tensorops.scaled_dot_product_attention_vjp" not in jax.jit(jax.grad(loss(ATTEND))).lower(there[0]).as_text()
 
 
 def test_transposed_heads_and_slices_of_a_cache(rng):
@@ -342,6 +373,11 @@ REFUSED = [
     ((Q, K, K), {"scale": 1e-40}, "scale is not a usual number"),
     ((Q, K, K), {"softcap": 1e35}, "softcap is not a usual positive number"),
     ((np.zeros((1, 1, 1, 16385), np.float32),) * 3, {}, "q has more than 16384 features"),
+    (
+        (Q.repeat(2, axis=3).astype(np.float16), *(np.zeros((2, 2, 5, 34), np.uint8),) * 2),
+        {"kv_format": "q8_0"},
+        "k and v are in blocks, which the kernel reads for queries of float32 only",
+    ),
 ]
 
 

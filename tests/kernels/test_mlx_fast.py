@@ -7,6 +7,7 @@ import support
 import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES, assert_matches
+from tensorops.testing._stored_blocks import random_blocks
 
 support.require("mlx")
 support.require_provider("mlx_fast")
@@ -103,6 +104,17 @@ def test_float16_rows_are_taken_as_long_as_their_sums_are_exact(columns, rng):
     explained = tp.layer_norm.explain(there)
     assert explained.kernel == ("mlx_fast" if columns == 1 << 20 else "generic"), explained
     assert_matches(support.back(tp.layer_norm(there)), REFERENCES["layer_norm"](x), "float16", tolerance=2)
+
+
+def test_attention_to_blocks_goes_to_the_body(rng):
+    q, blocks = rng.standard_normal((1, 2, 3, 32)).astype(np.float32), random_blocks(rng, "q8_0", 1, 1, 5, 32)
+    there = support.there((q, blocks, blocks), "mlx")
+    with tp.set_backend("mlx", providers=["mlx_fast", "generic"]):
+        refused = tp.scaled_dot_product_attention.explain(*there, kv_format="q8_0").refused["mlx_fast"]
+        y = support.back(tp.scaled_dot_product_attention(*there, kv_format="q8_0"))
+    assert refused == "k has dtype uint8, mlx.core.fast takes float16, bfloat16 and float32"
+    expected = REFERENCES["scaled_dot_product_attention"](q, blocks, blocks, kv_format="q8_0")
+    assert_matches(y, expected, "float32", tolerance=32, scale_axis=None)
 
 
 def test_rope_with_what_mlx_lacks_goes_to_the_body(rng):

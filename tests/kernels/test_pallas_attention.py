@@ -294,6 +294,12 @@ REFUSED = [
     ({"mask": np.zeros((64, 96), np.float16)}, "mask has dtype float16"),
     ({"q": np.zeros((2, 4, 0, 8), np.float32)}, "q is empty"),
     ({"sinks": np.zeros(4, np.float64)}, "sinks has dtype float64"),
+    (
+        {"q": np.zeros((2, 4, 64, 32), np.float32)}
+        | dict.fromkeys("kv", np.zeros((2, 2, 96, 34), np.uint8))
+        | {"kv_format": "q8_0"},
+        "the kernel for many queries reads no blocks of format 'q8_0'",
+    ),
 ]
 
 

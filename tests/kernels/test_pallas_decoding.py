@@ -334,6 +334,8 @@ def test_a_single_sequence_is_divided_over_two_cores():
 
 def arrays(**shapes):
     dtypes = {"page_table": np.int32, "lengths": np.int32}
+    if "k" in shapes and shapes["k"][-1] % 34 == 0:  # rows of blocks
+        dtypes |= dict.fromkeys("kv", np.uint8)
     return {n: np.lib.stride_tricks.as_strided(np.zeros(1, dtypes.get(n, np.float32)), s, (0,) * len(s))
             for n, s in shapes.items()}  # fmt: skip
 
@@ -356,6 +358,11 @@ REFUSED = [
         {"q": (1, 128, 1, 20_000), "k": (1, 1, 300, 20_000), "v": (1, 1, 300, 20_000)},
         {},
         "keys and values of 20000 and 20000 features do not fit the vector memory of a TPU v5e",
+    ),
+    (
+        {"k": (2, 2, 300, 136), "v": (2, 2, 300, 136)},
+        {"kv_format": "q8_0"},
+        "the kernel for few queries reads no blocks of format 'q8_0'",
     ),
 ]
 

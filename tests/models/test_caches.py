@@ -71,10 +71,9 @@ def test_compiled_networks_keep_them_too(saved: Any, kv_dtype: str, compiler: st
     np.testing.assert_allclose(logits, exact, rtol=0, atol=ERRORS[kv_dtype] * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("most", [1, 1 << 26])
 @pytest.mark.parametrize("dim", [16, 48, 64])
-def test_attention_to_8_bits(dim: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_UNPACKED_BYTES", most)  # one head at a time, or all
+def test_attention_to_8_bits(dim: int) -> None:
+    """Where blocks have more numbers than a head, the scale is that of the head."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, heads, 9, dim), dtype=np.float32) for heads in (6, 2, 2))
     sinks = rng.standard_normal(6, dtype=np.float32)
@@ -114,21 +113,22 @@ def test_what_is_no_dtype(saved: Any) -> None:
     folder, _ = saved("gemma3")
     with pytest.raises(ValueError, match="kv_dtype is 'int8', expected one of float32, float16, bfloat16, q8_0"):
         LanguageModel.load(folder, kv_dtype="int8")
-    model = LanguageModel.load(folder, "numpy", kv_dtype="q8_0")
-    with pytest.raises(ValueError, match="dtype is 'q8_0', expected one of float32, float16, bfloat16"):
-        model.generate_batch([IDS])
-    with pytest.raises(ValueError, match="steps keep no 8 bits, but kv_dtype is 'q8_0'"):
-        model.persistent(max_seq_length=32)
+    model = LanguageModel.load(folder, "numpy")
+    with pytest.raises(ValueError, match="dtype is 'int8', expected one of float32, float16, bfloat16, q8_0"):
+        model.generate_batch([IDS], kv_dtype="int8")
+    with pytest.raises(ValueError, match="dtype is 'int8', expected one of float32, float16, bfloat16, q8_0"):
+        model.persistent(max_seq_length=32, page_size=4, kv_dtype="int8")
 
 
-def test_steps_and_batches_keep_halves_as_the_model_says(saved: Any) -> None:
+@pytest.mark.parametrize(("kv_dtype", "kept_in"), [("float16", "float16"), ("q8_0", "uint8")])
+def test_steps_and_batches_keep_them_as_the_model_says(saved: Any, kv_dtype: str, kept_in: str) -> None:
     pytest.importorskip("tensorops.kernels.cpu._native")
     folder, _ = saved("llama")
-    model = LanguageModel.load(folder, "cpu", kv_dtype="float16")
+    model = LanguageModel.load(folder, "cpu", kv_dtype=kv_dtype)
     tokens = list(model.generate_ids(IDS[:12], max_new_tokens=6))
     kept = model.new_cache(32)
     model(IDS[:11], kept)
-    assert {each.dtype.name for each in kept.keys} == {"float16"}
+    assert {each.dtype.name for each in kept.keys} == {kept_in}
     step = model.persistent(max_seq_length=32)
     keys, values, found, token = kept.keys, kept.values, [], IDS[11]
     for position in range(11, 17):
@@ -137,6 +137,63 @@ def test_steps_and_batches_keep_halves_as_the_model_says(saved: Any) -> None:
         found.append(token)
     assert found == tokens
     assert [token for _, token in model.generate_batch([IDS[:12]], max_new_tokens=6)] == tokens
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy", "jax"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen35", "gpt-oss", "gemma4 with inputs of blocks"])
+def test_batches_in_8_bits_give_the_tokens_of_each_alone(saved: Any, name: str, backend: str) -> None:
+    """Long prompts are read apart, short ones in steps; two begin alike, so that pages are copied from."""
+    require(backend)
+    folder, _ = saved(name)
+    model = LanguageModel.load(folder, backend, kv_dtype="q8_0")
+    prompts = [IDS[:3], IDS[:21], [*IDS[:17], 5, 6, 7, 8], IDS[4:9]]
+    alone = [list(model.generate_ids(ids, max_new_tokens=5)) for ids in prompts]
+    found: list[list[int]] = [[] for _ in prompts]
+    for number, token in model.generate_batch(prompts, max_new_tokens=5, page_size=4, max_batch=2):
+        found[number].append(token)
+    assert found == alone
+    if backend == "cpu":
+        assert any(isinstance(step, tp.PersistentKernel) for step in model._batch_steps.values())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "jax", "mlx"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_steps_in_8_bits_have_the_bytes_of_the_eager_cache(saved: Any, name: str, backend: str) -> None:
+    """A prompt by mode "prefill", then tokens by mode "decode"."""
+    require(backend)
+    folder, _ = saved(name)
+    model = LanguageModel.load(folder, backend, kv_dtype="q8_0")
+    tokens = list(model.generate_ids(IDS[:10], max_new_tokens=6))
+    eager, kept = model.new_cache(32), model.new_cache(32)
+    model([*IDS[:10], *tokens[:-1]], eager)
+    filling = model.persistent(mode="prefill", length=12, max_seq_length=32)
+    decoding = model.persistent(max_seq_length=32)
+
+    def integers(*values: int) -> np.ndarray:
+        return np.asarray(values, np.int32)
+
+    ids, keys, values = filling(integers(*IDS[:10], 0, 0), integers(0), integers(10), kept.keys, kept.values)
+    found = [int(to_numpy(ids)[0])]
+    for position in range(10, 15):
+        ids, keys, values = decoding(integers(found[-1]), integers(position), keys, values)
+        found.append(int(to_numpy(ids)[0]))
+    assert found == tokens
+    for ours, theirs in zip((*keys, *values), (*eager.keys, *eager.values), strict=True):
+        mine, expected = (
+            gguf.quants.dequantize(to_numpy(each)[:, :, :15], gguf.GGMLQuantizationType.Q8_0) for each in (ours, theirs)
+        )
+        largest = np.abs(expected).max()  # sums in another order are rounded to other steps here and there
+        assert largest > 0
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=largest / 100)
+        assert np.abs(mine - expected).mean() < largest / 2000
+
+
+def test_a_number_that_8_bits_cannot_hold() -> None:
+    x = np.ones((1, 1, 2, 32), np.float32)
+    for value in (np.nan, np.inf, 1e7):
+        x[0, 0, 1, 5] = value
+        with pytest.raises(ValueError, match="quantize: w holds a number"):
+            cache.stored(np, x, np.dtype(np.uint8))
 
 
 # --- blocks with a window ----------------------------------------------------------------------------------

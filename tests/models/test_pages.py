@@ -217,8 +217,8 @@ def test_a_batch_gives_the_tokens_of_each_alone():
             assert together(llama, PROMPTS, max_new_tokens=12, **options, **few) == alone
 
 
-@pytest.mark.parametrize("dtype", support.HALVES)
-def test_keys_and_values_in_half_precision(dtype):
+@pytest.mark.parametrize("dtype", [*support.HALVES, "q8_0"])
+def test_keys_and_values_in_fewer_bits(dtype):
     llama = model("cpu")
     found = together(llama, PROMPTS, max_new_tokens=4, kv_dtype=dtype)
     for prompt, tokens in zip(PROMPTS, found, strict=True):
@@ -483,7 +483,7 @@ def test_logits_in_one_pass(backend):
     np.testing.assert_allclose(changed[:8], logits[:8], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "q8_0"])
 @pytest.mark.parametrize("backend", ["cpu", "jax", "mlx"])
 def test_a_model_s_step_on_pages(backend, dtype):
     llama = model(backend)

@@ -225,8 +225,9 @@ def test_its_parameters_are_those_of_what_it_calls():
     """With the same defaults: an option that attention gets is passed on."""
     own = OPERATORS["multi_head_attention"]._defaults
     attention = OPERATORS["scaled_dot_product_attention"]._defaults
-    # No pages: the keys of the cache and the new ones are one array.
-    passed = {name: default for name, default in attention.items() if name not in ("q", "k", "v", "page_table")}
+    # No pages and no blocks: the keys of the cache and the new ones are one array of numbers.
+    left_out = ("q", "k", "v", "page_table", "kv_format")
+    passed = {name: default for name, default in attention.items() if name not in left_out}
     assert {name: own.get(name, "missing") for name in passed} == passed
     rotation = {
         name: default for name, default in OPERATORS["rope"]._defaults.items() if name not in ("x", "positions")

@@ -51,8 +51,11 @@ def scaled_dot_product_attention(
     sinks: Operand | None,
     lengths: Operand | None,
     page_table: Operand | None,
+    kv_format: str | None,
 ) -> Plan | str:
     """Plan `tensorops.scaled_dot_product_attention`."""
+    if kv_format is not None:
+        return f"the kernel reads no blocks of format {kv_format!r}"
     batch, heads, queries, dim = q.shape
     kv_heads, value_dim = k.shape[1], v.shape[3]
     keys = k.shape[2] * (1 if page_table is None else page_table.shape[1])

@@ -94,8 +94,9 @@ def _(x: Array, weight: Array | None, bias: Array | None, eps: float, *, axis: t
 def _refuse_attention(
     q: Array, k: Array, v: Array, *, mask: Any, is_causal: bool, scale: float, sinks: Any, **absent: Any
 ) -> str | None:
-    if dtype_name(q) not in _DTYPES:
-        return f"q has dtype {dtype_name(q)}, mlx.core.fast takes float16, bfloat16 and float32"
+    for name, x in (("q", q), ("k", k), ("v", v)):  # the latter differ if they are blocks
+        if dtype_name(x) not in _DTYPES:
+            return f"{name} has dtype {dtype_name(x)}, mlx.core.fast takes float16, bfloat16 and float32"
     for name, value in absent.items():  # what MLX's function lacks
         if value is not None:
             return f"{name} is given"

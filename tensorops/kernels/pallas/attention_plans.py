@@ -29,9 +29,12 @@ def plan_prefill(
     sinks: Any = None,
     lengths: Any = None,
     page_table: Any = None,
+    kv_format: str | None = None,
     statistics: bool = False,
 ) -> Program | str:
     """Plan `tensorops.scaled_dot_product_attention` for many queries; with `statistics`, also `log_totals`."""
+    if kv_format is not None:
+        return f"the kernel for many queries reads no blocks of format {kv_format!r}"
     if page_table is not None:
         return "keys and values are in pages, which the kernel for many queries does not read"
     if reason := _refuse({"q": q, "k": k, "v": v, "mask": mask, "sinks": sinks, "lengths": lengths}):

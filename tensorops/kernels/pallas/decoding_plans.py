@@ -87,8 +87,11 @@ def plan_decode(
     sinks: Any = None,
     lengths: Any = None,
     page_table: Any = None,
+    kv_format: str | None = None,
 ) -> Program | str:
     """Plan `tensorops.scaled_dot_product_attention` for few queries."""
+    if kv_format is not None:
+        return f"the kernel for few queries reads no blocks of format {kv_format!r}"
     given = {"q": q, "k": k, "v": v, "mask": mask, "sinks": sinks, "lengths": lengths, "page_table": page_table}
     arrays = {name: a for name, a in given.items() if a is not None}
     for name, a in arrays.items():

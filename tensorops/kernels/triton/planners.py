@@ -176,8 +176,11 @@ def attention(
     sinks: Operand | None,
     lengths: Operand | None,
     page_table: Operand | None,
+    kv_format: str | None,
 ) -> Plan | str:
     """Plan `tensorops.scaled_dot_product_attention`."""
+    if kv_format is not None:
+        return f"the kernel reads no blocks of format {kv_format!r}"
     if reason := _refuse(q.dtype, q=q, k=k, v=v):
         return reason
     batch, heads, queries, dim = q.shape

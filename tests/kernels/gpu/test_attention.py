@@ -69,7 +69,7 @@ def surrounded(x, axis=0):
 def plan(q, k, v, device=GPU, **options) -> Plan | str:
     """Plan a call for arrays of such shapes, in C order unless they are operands."""
     q, k, v = (x if isinstance(x, Operand) else Operand("float32", x, contiguous_strides(x)) for x in (q, k, v))
-    defaults = dict.fromkeys(("mask", "window", "softcap", "sinks", "lengths", "page_table"))
+    defaults = dict.fromkeys(("mask", "window", "softcap", "sinks", "lengths", "page_table", "kv_format"))
     return PLANNERS[OPERATOR](device, q, k, v, **{**defaults, "is_causal": False, "scale": 1.0, **options})
 
 
@@ -197,6 +197,8 @@ def test_what_is_refused():
     )
     many = Operand("int32", (1, 2**27), (2**27, 1))
     assert "2**31" in plan(q, (9, 2, 16, 8), (9, 2, 16, 8), page_table=many)
+    blocks = Operand("uint8", (1, 2, 5, 34), (340, 170, 34, 1))
+    assert plan((1, 2, 3, 32), blocks, blocks, kv_format="q8_0") == "the kernel reads no blocks of format 'q8_0'"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -62,7 +62,7 @@ def calls(dtype):
         arrays = {"x": x, "weight": of("uint8", 14336, width), "scales": of(dtype, 14336, 4096 // group)}
         plan = planners.quantized_linear(DEVICE, **arrays, biases=biases, bits=bits, group_size=group)
         yield f"quantized_linear_{bits}", plan, arrays | {"y": y} | ({} if biases is None else {"biases": biases})
-    nothing = {"is_causal": False, "scale": 0.1, "window": None, "softcap": None, "page_table": None}
+    nothing = {"is_causal": False, "scale": 0.1, "window": None, "softcap": None, "page_table": None, "kv_format": None}
     everything = {"is_causal": True, "window": (100, None), "softcap": 30.0}
     parameters = {"mask": of("float32", 2, 1, 2048, 2048), "sinks": of(dtype, 32), "lengths": of("int64", 2)}
     for features in (64, 128, 256):
