@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
-from tensorops._dtypes import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,11 +105,15 @@ def slots_in_windows(window: int | None, piece: int) -> int:
 
 def stored(xp: Any, x: Array, dtype: Any) -> Array:
     """Return keys or values as slots of a dtype keep them."""
-    if name_of(dtype) != "uint8":
-        return x if x.dtype == dtype else xp.astype(x, dtype)
-    x = _in_whole_blocks(xp, x)
-    blocks, *_ = tp.quantize(xp.reshape(x, (-1, x.shape[-1])), format="q8_0")
-    return xp.reshape(blocks, (*x.shape[:-1], blocks.shape[1]))
+    if _is_of_blocks(xp, dtype):
+        x = _in_whole_blocks(xp, x)
+        blocks, *_ = tp.quantize(xp.reshape(x, (-1, x.shape[-1])), format="q8_0")
+        return xp.reshape(blocks, (*x.shape[:-1], blocks.shape[1]))
+    return x if x.dtype == dtype else xp.astype(x, dtype)
+
+
+def _is_of_blocks(xp: Any, dtype: Any) -> bool:
+    return bool(xp.uint8 == dtype)  # in this order, as a dtype of MLX itself equals none of the namespace
 
 
 def _in_whole_blocks(xp: Any, x: Array) -> Array:
@@ -124,16 +127,15 @@ def _in_whole_blocks(xp: Any, x: Array) -> Array:
 
 def attention(xp: Any, q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Array:
     """Return what attention gives in the dtype of queries, for keys and values as they are kept."""
-    options["scale"] = scale
+    if _is_of_blocks(xp, k.dtype):
+        dim, whole = q.shape[3], _in_whole_blocks(xp, q)
+        scale = dim**-0.5 if scale is None else scale
+        y = tp.scaled_dot_product_attention(whole, k, v, scale=scale, kv_format="q8_0", **options)
+        return y if whole is q else y[..., :dim]
     if q.dtype == k.dtype:
-        return tp.scaled_dot_product_attention(q, k, v, **options)
-    if name_of(k.dtype) != "uint8":
-        y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, **options)
-        return xp.astype(y, q.dtype)
-    dim, whole = q.shape[3], _in_whole_blocks(xp, q)
-    options["scale"] = dim**-0.5 if scale is None else scale
-    y = tp.scaled_dot_product_attention(whole, k, v, kv_format="q8_0", **options)
-    return y if whole is q else y[..., :dim]
+        return tp.scaled_dot_product_attention(q, k, v, scale=scale, **options)
+    y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, scale=scale, **options)
+    return xp.astype(y, q.dtype)
 
 
 class Slots:

@@ -400,13 +400,13 @@ def test_a_model_s_step(tmp_path, kind, temperature):
         assert text[5:] == list(Llama.from_gguf(path, "numpy").generate_ids(prompt, max_new_tokens=8))
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "q8_0"])
 def test_many_sequences_in_one_step(tmp_path, kv_dtype):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     from tensorops.models import Llama
 
-    if kv_dtype not in support.dtypes_of("pyopencl"):
+    if kv_dtype == "float16" and kv_dtype not in support.dtypes_of("pyopencl"):
         pytest.skip("the device holds no float16")
     path = write_llama(tmp_path / "model.gguf", "F32")
     llama, prompts = Llama.from_gguf(path, "opencl"), [[5], [1, 2, 3], [*range(20)], [*range(16), 9]]

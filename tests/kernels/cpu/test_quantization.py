@@ -146,7 +146,30 @@ def test_large_results_are_the_same_bits(target, form, dtype, group_size, rng):
         assert_same(tuple(None if p is None else p[one] for p in together), _native.quantize(w[one], **options))
 
 
+def test_blocks_have_the_bytes_of_the_body(target, rng):
+    """Numbers of every size, on and next to halves of a step, signed zeros, and rows with strides."""
+    wide = rng.standard_normal((200, 160)) * 10.0 ** rng.integers(-44, 6, (200, 1))
+    halves = rng.integers(-254, 255, (200, 160)) / 2.0
+    halves[:, ::32] = 127.0
+    near = halves * (1 + rng.integers(-2, 3, halves.shape) * 2.0**-24)
+    for w in (wide, halves, near, -0.0 * wide, np.full((3, 32), 8321039.5)):
+        w = w.astype(np.float32)
+        for x in (w, np.repeat(w, 2, axis=0)[::2], w[::-1, 32:] if w.shape[1] > 32 else w):
+            found = _native.quantize(x, format="q8_0")
+            assert found is not NotImplemented
+            np.testing.assert_array_equal(found[0], tp.quantize.generic(x, format="q8_0")[0])
+            assert found[1:] == (None, None)
+
+
+def test_many_blocks_by_several_threads(rng):
+    w = rng.standard_normal((3000, 1024)).astype(np.float32)
+    support.same_on_threads((1, 2, 0), lambda: _native.quantize(w, format="q8_0")[0])
+    np.testing.assert_array_equal(tp.quantize(w[-5:], format="q8_0")[0], tp.quantize(w, format="q8_0")[0][-5:])
+
+
 W = np.ones((2, 64), np.float32)
+ODD = W * np.where(np.arange(64) == 63, np.nan, 1).astype(np.float32)
+BEYOND = "w has a number that is not finite, or too large"
 Q, S = np.ones((2, 32), np.uint8), np.ones((2, 2), np.float32)
 
 
@@ -166,6 +189,14 @@ Q, S = np.ones((2, 32), np.uint8), np.ones((2, 2), np.float32)
         ((W,), {"group_size": -32}, "group_size does not divide a row"),
         ((W,), {"group_size": 2**62}, "group_size does not divide a row"),
         ((W,), {"group_size": 1}, "group_size does not fill whole bytes"),
+        ((W,), {"format": "q4_0"}, "the kernel writes no blocks of format 'q4_0'"),
+        ((W.astype(np.float64),), {"format": "q8_0"}, "w does not have dtype float32, whose numbers become blocks"),
+        ((W[:, :48],), {"format": "q8_0"}, "the rows of w are not whole blocks"),
+        ((W[:, :0],), {"format": "q8_0"}, "w is empty"),
+        ((np.asfortranarray(W),), {"format": "q8_0"}, "the last axis of w is not contiguous"),
+        ((ODD,), {"format": "q8_0"}, BEYOND),
+        ((W * np.float32(-np.inf),), {"format": "q8_0"}, BEYOND),
+        ((W * np.float32(8321040),), {"format": "q8_0"}, BEYOND),
     ],
 )
 def test_quantize_says_what_it_refuses(args, options, reason):
