@@ -255,6 +255,7 @@ void attention(Test& t) {
                 if (t.dtype != Dtype::float32) continue;
                 c.dim = 32 * (keys % 3 + 1);
                 c.value_dim = 32 * (keys / 3 % 3 + 1);
+                c.scale = 1 / std::sqrt(static_cast<double>(c.dim));
                 c.q = array(t, batch, heads, queries, c.dim);
                 c.k = array(t, batch, kv_heads, keys, c.dim);
                 c.v = array(t, batch, kv_heads, keys, c.value_dim);
