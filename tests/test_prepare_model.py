@@ -10,6 +10,7 @@ import pytest
 
 import tensorops as tp
 from support import require_provider
+from tensorops import formats
 from tensorops.torch import prepare_model, prepare_model_with_custom_kernels
 
 torch = pytest.importorskip("torch")
@@ -531,18 +532,22 @@ def test_the_compiler_sees_the_modules_own_forward():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("quantize", "least", "most"),
-    [(8, 0.002, 0.01), (4, 0.03, 0.15), ({"bits": 8, "group_size": 64, "mode": "affine"}, 0.002, 0.01)],
-)
+    [
+        (8, 0.002, 0.01), (4, 0.03, 0.15), ({"bits": 8, "group_size": 64, "mode": "affine"}, 0.002, 0.01),
+        ("q8_0", 0.002, 0.01), ("q4_1", 0.03, 0.15), ("q8_0_x32", 0.002, 0.01), ("q4_0_x32", 0.03, 0.2),
+    ],
+)  # fmt: skip
 def test_weights_become_blocks(quantize, least, most, dtype):
-    layer = randomized(nn.Linear(128, 48), dtype)
+    layer = randomized(nn.Linear(128, 64), dtype)
     own = copy.deepcopy(layer)
     report = prepare_model(layer, quantize=quantize)
     (row,) = report.replaced
     assert row.operator == "quantized_linear"
     assert least < row.error < most
-    assert set(layer.state_dict()) >= {"bias", "weight_blocks", "weight_scales"}
-    assert "weight" not in layer.state_dict()
-    assert f"bits={quantize if isinstance(quantize, int) else 8}" in repr(layer)
+    names = {"bias", "weight_blocks"} if isinstance(quantize, str) else {"bias", "weight_blocks", "weight_scales"}
+    assert set(layer.state_dict()) - {"weight_biases"} == names
+    bits = quantize if isinstance(quantize, int) else 8
+    assert (f"format={quantize!r}" if isinstance(quantize, str) else f"bits={bits}") in repr(layer)
     eps = torch.finfo(own.weight.dtype).eps
     for rows, operator in ((1, "quantized_linear"), (3, "quantized_linear"), (40, "dequantize")):
         x = numbers(rows, 128, dtype=dtype)
@@ -553,7 +558,7 @@ def test_weights_become_blocks(quantize, least, most, dtype):
         np.testing.assert_allclose(y.double(), wide @ weight.T + bias, rtol=4 * eps, atol=16 * eps)
     given = numbers(3, 128, dtype=dtype).requires_grad_()
     layer(given).sum().backward()
-    expected = torch.ones(3, 48).double() @ layer.weight.double()
+    expected = torch.ones(3, 64).double() @ layer.weight.double()
     torch.testing.assert_close(given.grad.double(), expected, rtol=8 * eps, atol=32 * eps)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x), layer(x))
@@ -563,15 +568,39 @@ def test_weights_become_blocks(quantize, least, most, dtype):
     assert torch.equal(layer(x), own(x))
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("quantize", [8, "q8_0", "q4_0_x32"])
+def test_layers_of_blocks_are_one_graph(quantize, rows):
+    """Also if nothing has asked for the format before: a compiler cannot trace an import."""
+    torch._dynamo.reset()
+    layer, x = nn.Linear(128, 64), numbers(rows, 128)
+    prepare_model(layer, quantize=quantize)
+    formats._loaded.clear()
+    with torch.no_grad():
+        y = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    np.testing.assert_allclose(y, layer(x).detach(), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
 def test_only_some_weights_become_blocks():
     model = nn.ModuleDict({"head": nn.Linear(64, 8), "body": nn.Linear(64, 8, bias=False), "odd": nn.Linear(33, 8)})
     report = prepare_model(model, quantize=8, skip="head")
     assert [(row.name, row.operator or row.reason) for row in report.modules] == [
         ("body", "quantized_linear"), ("odd", "its 33 columns are no groups of 32"),
     ]  # fmt: skip
+    rows = {name: prepare_model(model[name], quantize=of).modules[0].reason for name, of in (
+        ("head", "q8_0_x32"), ("odd", "q8_0"),
+    )}  # fmt: skip
+    assert rows == {
+        "head": "its 8 rows are no multiple of 32, which 'q8_0_x32' interleaves",
+        "odd": "its 33 columns are no groups of 32",
+    }
     assert prepare_model(nn.Linear(64, 8, device="meta"), quantize=8).modules[0].reason.startswith("weight is on")
     for wrong, error, match in (
-        (5, ValueError, "quantize is 5, expected 8, 4, or options of"),
+        (5, ValueError, "quantize is 5, expected 8, 4, a format, or options of"),
+        ("q9", ValueError, "there is no format 'q9'"),
+        ("q4_k", ValueError, "format"),
+        ("affine", ValueError, "format"),
         ({"bits": 3}, ValueError, "bits is 3"),
         ({"bits": 8, "size": 3}, TypeError, "size"),
     ):

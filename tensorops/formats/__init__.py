@@ -7,7 +7,6 @@ is the `Format`.
 
 from __future__ import annotations
 
-import functools
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,16 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*_OWN, *_entries()}))
 
 
-@functools.cache
+_loaded: dict[str, Format] = {}
+
+
+def load_own() -> None:
+    """Load the formats of this package, also interleaved: compilers can trace no import."""
+    for name in _OWN:
+        get(name)
+        get(name + Interleaved.ENDING)
+
+
 def get(name: str) -> Format:
     """Return a format.
 
@@ -73,11 +81,16 @@ def get(name: str) -> Format:
     >>> q8_0.values(np, stored)[0, :4]
     array([0., 1., 2., 3.], dtype=float32)
     """
+    found = _loaded.get(name)  # which compilers can trace, unlike imports
+    return _load(name) if found is None else found
+
+
+def _load(name: str) -> Format:
     if name.endswith(Interleaved.ENDING):
         of = get(name.removesuffix(Interleaved.ENDING))
         if isinstance(of, Interleaved):
             raise ValueError(f"there is no format {name!r}: {of.name!r} is interleaved")
-        return interleaved(of)
+        return _loaded.setdefault(name, interleaved(of))
     if name in _OWN:
         found = import_module(f"tensorops.formats.{name}").FORMAT
     else:
@@ -87,7 +100,7 @@ def get(name: str) -> Format:
         found = entries[name].load()
     if not isinstance(found, Format):
         raise TypeError(f"the format {name!r} is a {type(found).__name__}, expected a tensorops.formats.Format")
-    return found
+    return _loaded.setdefault(name, found)
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -29,7 +29,7 @@ def prepare_model(
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
     check: bool = True,
-    quantize: int | dict[str, Any] | None = None,
+    quantize: int | str | dict[str, Any] | None = None,
     measure: bool = False,
 ) -> Any:
     """Let the modules of a torch model compute by operators, in place.
@@ -51,10 +51,11 @@ def prepare_model(
         and ``?``. What `only` names is replaced even if it is not faster.
     check : bool, optional
         Compare each replacement with the module. Without, the first one that fits the structure is taken.
-    quantize : {4, 8} or dict, optional
-        Make the weights of linear layers blocks of integers: a number of bits, in groups of 32, or options of
-        `tensorops.quantize`. The layers say so, and their `state_dict` has the blocks. Until the report is dropped, it
-        keeps the weights for `restore`.
+    quantize : {4, 8}, str or dict, optional
+        Make the weights of linear layers blocks of integers: a number of bits, in groups of 32; a format that
+        `tensorops.quantize` writes, such as ``"q8_0"``, or its interleaved blocks, ``"q8_0_x32"``, which processors
+        multiply faster; or options of `tensorops.quantize`. The layers say so, and their `state_dict` has the blocks.
+        Until the report is dropped, it keeps the weights for `restore`.
     measure : bool, optional
         Measure calls before and after, on the random numbers.
 
@@ -126,7 +127,7 @@ def prepare_model(
     return report
 
 
-def _options_of(quantize: int | dict[str, Any]) -> dict[str, Any]:
+def _options_of(quantize: int | str | dict[str, Any]) -> dict[str, Any]:
     from tensorops.torch._quantized import options_of
 
     return options_of(quantize)
@@ -140,7 +141,7 @@ def _quantize(name: str, module: Any, options: Any, report: PreparedReport) -> P
         return PreparedModule(name, "Linear", reason=reason)
     error, undo = quantize(module, options)
     report._undo.append(undo)
-    note = f"{options['bits']} bits, {options['mode']}, groups of {options['group_size']}"
+    note = options.get("format") or f"{options['bits']} bits, {options['mode']}, groups of {options['group_size']}"
     return PreparedModule(name, "Linear", "quantized_linear", note, error)
 
 

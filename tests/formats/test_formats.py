@@ -278,11 +278,11 @@ def test_a_format_of_another_package(monkeypatch):
             return formats.Format("bytes", elements=2, nbytes=3, group_size=2, bits=8, unpack=unpack)
 
     found = {"tensorops.formats": [Entry]}
+    monkeypatch.setattr("tensorops.formats._loaded", {})
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found.get(group, []))
     assert "bytes" in formats.names()
     values = formats.get("bytes").values(np, np.asarray([[2, 1, 3, 10, 0, 4]], dtype=np.uint8))
     np.testing.assert_array_equal(values, [[2.0, 6.0, 0.0, 40.0]])
-    formats.get.cache_clear()
 
 
 def interleaved_by_index(name, stored):

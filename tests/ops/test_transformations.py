@@ -479,8 +479,6 @@ looks_up_again = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a 
 @every_call
 def test_torch_compile_of_a_function(name, torch):
     """One graph for the whole function, `fullgraph` makes anything else an error."""
-    if name.endswith("-blocks"):
-        pytest.skip("TorchDynamo cannot trace the import of a format's module, by which formats are found")
     call = Call(name)
     f = call.of("torch")
     compiled = torch.compile(lambda *arrays: f(*arrays), fullgraph=True, backend="aot_eager")

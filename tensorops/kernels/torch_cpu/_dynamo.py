@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
+from tensorops import formats
 from tensorops._operator import Operator
 from tensorops._providers import load
 from tensorops.backends.process_default import in_force
@@ -45,6 +46,7 @@ def _before_look_up() -> None:
     learn_types(torch)
     assert torch.xp is not None
     torch.is_wrapper(None)  # look up the type of its wrappers, if any
+    formats.load_own()
 
 
 def _library_under_torch_compile(x: object) -> Library | None:
