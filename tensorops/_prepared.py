@@ -53,6 +53,7 @@ class Prepared:
         self.provider = ""
         self.refused: dict[str, str] = {}
         self._packed: Packed | None = None
+        self._asked: tuple[Settings | None, bool] = None, False  # of the last settings, whether the provider is first
         self._arrays = arrays
         first = _first(operator, in_force(), self._library)
         if (kernel := operator.kernel_of(first)) is not None:
@@ -128,7 +129,10 @@ class Prepared:
                 raise TypeError(f"{self.operator.__name__}: {name} was fixed by prepare")
 
     def _is_asked_first(self, settings: Settings) -> bool:
-        return _first(self.operator, settings, self._library) == self.provider
+        asked = self._asked  # another thread may replace it
+        if asked[0] is not settings:
+            self._asked = asked = settings, _first(self.operator, settings, self._library) == self.provider
+        return asked[1]
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
         others = [a for a in (*args, *kwargs.values()) if library_of(a) is not None]
@@ -209,17 +213,27 @@ def _common_library(operator: Operator[Any, Any], arrays: dict[str, Any]) -> Lib
 
 
 def _first(operator: Operator[Any, Any], settings: Settings, library: Library) -> str:
-    """Return the provider whose kernel of an operator would be asked first, or an empty string."""
+    """Return the provider whose kernel of an operator would be asked first, or an empty string.
+
+    Where nobody has chosen providers or a backend, it is the first that packs, if one does.
+    """
     if settings.backend is not None and settings.backend.library is not library:
         return ""
     order = settings.providers
     if order is None:
         backend = settings.backend
         order = _providers.serving_library(library.name) if backend is None else _providers.serving(backend)
+        if backend is None:
+            order = tuple(sorted(order, key=lambda provider: not _packs(operator, provider)))
     for provider in order:
         if provider == GENERIC or (not _providers.load(provider) and operator.kernel_of(provider) is not None):
             return provider
     return ""
+
+
+def _packs(operator: Operator[Any, Any], provider: str) -> bool:
+    kernel = None if _providers.load(provider) else operator.kernel_of(provider)
+    return kernel is not None and kernel.pack is not None
 
 
 def _pack(kernel: Kernel, constants: dict[str, Any]) -> Packed | str:

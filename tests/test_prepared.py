@@ -184,9 +184,16 @@ def test_every_kernel_that_packs_has_a_test():
 
 
 @pytest.fixture
-def matrix(rng):
-    """Return a function that makes a matrix and a bias, and their product, packed."""
+def by_cpu():
+    """Asks the compiled kernels first: a library of matrices may be installed."""
     support.require_provider("cpu")
+    with tp.set_backend("cpu"):
+        yield
+
+
+@pytest.fixture
+def matrix(rng, by_cpu):
+    """Return a function that makes a matrix and a bias, and their product, packed."""
 
     def made(outputs, inputs):
         weight = rng.standard_normal((outputs, inputs), dtype=np.float32)
@@ -227,8 +234,7 @@ def test_packed_matrices_take_rows_in_several_axes_and_with_strides(matrix, rng)
     assert_linear(product(x), x, weight, bias)
 
 
-def test_a_bias_may_be_fixed_given_or_left_out(rng):
-    support.require_provider("cpu")
+def test_a_bias_may_be_fixed_given_or_left_out(rng, by_cpu):
     weight, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((40, 64), (3, 64)))
     bias = rng.standard_normal(40, dtype=np.float32)
     product = tp.prepare("linear", weight=weight)

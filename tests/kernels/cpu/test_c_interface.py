@@ -80,5 +80,5 @@ def test_the_library_knows_the_operators_of_the_module():
     names = [library.tensorops_operator_at(i).decode() for i in range(library.tensorops_operator_count())]
     from tensorops.kernels.cpu import _native
 
-    assert {*names, "linear_tuned"} == set(_native.operators())
+    assert {*names, "linear_tuned", "packed_linear"} == set(_native.operators())
     assert library.tensorops_signature(b"silu") == b"x -> y"
