@@ -45,7 +45,7 @@ Input packed(const std::vector<Real>& weight, std::int64_t outputs, std::int64_t
     std::int64_t few_rows = 0, width = 0;
     target().linear_choice({&few_rows, &width});
     const std::int64_t blocks = (outputs + width - 1) / width;
-    Input made{std::vector<Real>(static_cast<std::size_t>(blocks * n * width)), Dtype::float32};
+    Input made{Dtype::float32, std::vector<Real>(static_cast<std::size_t>(blocks * n * width))};
     for (std::int64_t o = 0; o < outputs; ++o)
         for (std::int64_t i = 0; i < n; ++i)
             made.values[static_cast<std::size_t>((o / width * n + i) * width + o % width)] =
