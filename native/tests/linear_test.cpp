@@ -40,10 +40,10 @@ Input strided_rows(Input x, std::int64_t rows, std::int64_t columns, std::int64_
 
 constexpr std::int64_t kMostPacked = 16384;  // elements of a row
 
-// Columns of as many outputs as the target takes, one after another, and then those of the next ones
-Input packed(const std::vector<Real>& weight, std::int64_t outputs, std::int64_t n) {
-    std::int64_t few_rows = 0, width = 0;
-    target().linear_choice({&few_rows, &width});
+constexpr std::int64_t kWidths[] = {24, 32};  // outputs of a block, on one target or another
+
+// Columns of as many outputs, one after another, and then those of the next ones
+Input packed(const std::vector<Real>& weight, std::int64_t outputs, std::int64_t n, std::int64_t width) {
     const std::int64_t blocks = (outputs + width - 1) / width;
     Input made{Dtype::float32, std::vector<Real>(static_cast<std::size_t>(blocks * n * width))};
     for (std::int64_t o = 0; o < outputs; ++o)
@@ -91,14 +91,17 @@ void linear(Test& t) {
                     target().linear(op);
                 });
         if (weight_dtype != Dtype::float32 || n > kMostPacked) continue;
-        in[1] = packed(weight.values, outputs, n);
+        in[1] = packed(weight.values, outputs, n, kWidths[0]);
+        in.insert(in.begin() + 2, packed(weight.values, outputs, n, kWidths[1]));
         t.check("packed linear", {is_long ? 64.0L : 16.0L, 0}, in,
                 products(x.values, w, size, bias.values, rows, outputs, n), [&](const Test::Call& call) {
+                    std::int64_t few_rows = 0, width = 0;
+                    target().linear_choice({&few_rows, &width});
                     Linear op{};
                     op.x = rows_of(x, call.in[0]);
-                    op.weight = call.in[1];
+                    op.weight = call.in[width == kWidths[0] ? 1 : 2];
                     op.outputs = outputs;
-                    op.bias = bias.values.empty() ? nullptr : call.in[2];
+                    op.bias = bias.values.empty() ? nullptr : call.in[3];
                     op.y = call.out;
                     op.x_dtype = t.dtype;
                     op.weight_dtype = Dtype::float32;
