@@ -41,31 +41,14 @@ struct Pair {
 
 inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>); }
 
-// Bytes as integers of 32 bits. GCC's own conversions take several instructions.
-template <bool kSigned>
-inline U32 widened_bytes(const std::uint8_t* p) {
-#if defined(__AVX512F__)
-    const __m128i bytes = load_bits<__m128i>(p);
-    return reinterpret_cast<U32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-#elif defined(__AVX2__)
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return reinterpret_cast<U32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#else
-    if constexpr (kSigned)
-        return reinterpret_cast<U32>(__builtin_convertvector(load_bits<I8>(p), I32));
-    else
-        return __builtin_convertvector(load_bits<U8>(p), U32);
-#endif
-}
-
 inline Pair load_nibbles(const std::uint8_t* packed) {
-    const U32 bytes = widened_bytes<false>(packed);
+    const auto bytes = reinterpret_cast<U32>(bytes_to_words<false>(packed));
     return {to_floats(bytes & 15u), to_floats(bytes >> 4)};
 }
 
 template <bool kSigned>
 inline Vec<float> load_bytes(const std::uint8_t* packed) {
-    return to_floats(widened_bytes<kSigned>(packed));
+    return __builtin_convertvector(bytes_to_words<kSigned>(packed), Vec<float>);
 }
 
 // The positions of the data of one output.

@@ -20,24 +20,29 @@ Reason refuse(const Call& call, const Array& x, const Array& weight, const Array
     return refuse_vector("bias", bias, weight.shape[0], "row of weight");
 }
 
+// Computes what `op` says of the weights, of arrays that have been checked.
+Reason compute(Call& call, Linear op, const Array& x, const Array& weight, const Array* bias) {
+    Array y;
+    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
+    op.x = rows_of(x);
+    op.weight = weight.data;
+    op.bias = bias ? bias->data : nullptr;
+    op.x_dtype = x.dtype;
+    op.weight_dtype = weight.dtype;
+    op.bias_dtype = bias ? bias->dtype : weight.dtype;
+    op.y = y.data;
+    call.compute(product(weight.bytes(), op.x.count), [&op] { target().linear(op); });
+    return {};
+}
+
 Reason product_of(Call& call, Reader& in, const Array& x, const Array& weight, const Array* bias,
                   std::int64_t few_rows = 0) {
     if (!in.require(refuse(call, x, weight, bias))) return in.reason;
     Linear op{};
     op.outputs = weight.shape[0];
-    Array y;
-    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
-    op.x = rows_of(x);
-    op.weight = weight.data;
     op.weight_stride = weight.stride(0);
-    op.bias = bias ? bias->data : nullptr;
-    op.x_dtype = x.dtype;
-    op.weight_dtype = weight.dtype;
-    op.bias_dtype = bias ? bias->dtype : weight.dtype;
     op.few_rows = few_rows;
-    op.y = y.data;
-    call.compute(product(weight.bytes(), op.x.count), [&op] { target().linear(op); });
-    return {};
+    return compute(call, op, x, weight, bias);
 }
 
 }  // namespace
@@ -84,18 +89,8 @@ TENSOROPS_OPERATOR_FOR(python, packed_linear, "x, weight, bias=None, *, outputs"
     if (x.length() != weight.shape[1])
         return "the last axis of x has " + std::to_string(x.length()) + " elements, and weight has rows of " +
                std::to_string(weight.shape[1]);
-    Array y;
-    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
-    op.x = rows_of(x);
-    op.weight = weight.data;
-    op.bias = bias ? bias->data : nullptr;
-    op.x_dtype = x.dtype;
-    op.weight_dtype = weight.dtype;
-    op.bias_dtype = bias ? bias->dtype : weight.dtype;
     op.is_packed = true;
-    op.y = y.data;
-    call.compute(product(weight.bytes(), op.x.count), [&op] { target().linear(op); });
-    return {};
+    return compute(call, op, x, weight, bias);
 }
 
 TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {

@@ -170,9 +170,8 @@ def _blocks_for(
         return None
     name, rows = tensor.type.name.lower(), rows or tensor.shape[-2]
     are_groups = precision == "highest" and name in AS_GROUPS and not is_table
-    if (
-        not is_table and rows % formats.Interleaved.ROWS == 0 and not (are_groups and len(tensor.shape) == 3)
-    ):  # which `moe` takes
+    is_for_moe = are_groups and len(tensor.shape) == 3  # which takes groups
+    if not (is_table or is_for_moe) and rows % formats.Interleaved.ROWS == 0:
         interleaved = name + formats.Interleaved.ENDING
         if _reads_blocks(interleaved, tensor.shape, backend):
             return interleaved

@@ -12,9 +12,7 @@ from tensorops._typing import Array
 from tensorops.kernels.cpu import _native
 
 _hooks.interleave_blocks.append(_native.interleave_blocks)
-_LONGEST = (
-    16384  # elements of a row of columns, whose products are added in stretches: see native/kernels/float_panels.h
-)
+_LONGEST = 16384  # elements of a row of packed weights; see native/kernels/float_panels.h
 
 
 @dataclass(frozen=True)
