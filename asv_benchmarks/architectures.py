@@ -16,7 +16,7 @@ import numpy as np
 
 from asv_benchmarks import formats, random_model
 from tensorops.models import architectures, open_gguf
-from tensorops.models.gguf import GGUFFile
+from tensorops.models.files.gguf import GGUFFile
 
 TYPE = "Q4_K_M"
 COMMON = {"block_count": 14, "context_length": 2048, "embedding_length": 1536, "feed_forward_length": 6144,

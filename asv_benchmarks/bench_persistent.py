@@ -97,7 +97,7 @@ class Replay(Prepared):
 
 def model_path() -> str:
     """Return the model's file: that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded."""
-    from tensorops.models.download import cached_model_path
+    from tensorops.models.files.download import cached_model_path
 
     path = os.environ.get("TENSOROPS_MODEL") or str(cached_model_path())
     if not Path(path).is_file():

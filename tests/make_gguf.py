@@ -142,7 +142,7 @@ def write_llama(
 
 def real_model() -> Path:
     """The real model's file, from ``TENSOROPS_MODEL`` or the user's cache folder; skip if missing."""
-    from tensorops.models.download import SHA256, cached_model_path
+    from tensorops.models.files.download import SHA256, cached_model_path
 
     pytest.importorskip("platformdirs")
     path = Path(os.environ.get("TENSOROPS_MODEL") or cached_model_path())

@@ -119,7 +119,7 @@ import tensorops  # noqa: E402
 from tensorops._operator import OPERATORS  # noqa: E402
 
 with contextlib.suppress(ImportError):  # the extra for models is not installed
-    from tensorops.models.download import cached_model_path
+    from tensorops.models.files.download import cached_model_path
 
     if cached_model_path().is_file():
         os.environ.setdefault("TENSOROPS_MODEL", str(cached_model_path()))

@@ -142,7 +142,7 @@ def saver(temporary: pytest.TempPathFactory, ids: Sequence[int] = IDS) -> Callab
 
 def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") -> Path:
     """Write a folder as a GGUF file, in which matrices have a type."""
-    from tensorops.models.folder import open_folder
+    from tensorops.models.files.folder import open_folder
     from tensorops.models.weights import separated
 
     file = open_folder(folder)

@@ -135,7 +135,7 @@ def prepare(path: str, backend: str, way: str) -> Callable[[], object]:
 
 def weight_bytes(path: Path) -> int:
     """Return how many bytes of a file are read for one token: all weights, but only one row of an embedding table."""
-    from tensorops.models.gguf import open_gguf
+    from tensorops.models.files.gguf import open_gguf
 
     tensors = dict(open_gguf(path).tensors)
     if "output.weight" in tensors:

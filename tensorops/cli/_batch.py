@@ -14,7 +14,7 @@ from tensorops.cli._options import checked_text, messages
 
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel
-    from tensorops.models.tokenizer import Tokenizer
+    from tensorops.models.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass

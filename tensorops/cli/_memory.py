@@ -46,8 +46,8 @@ def require_weights(path: Path, backend: Backend) -> None:
     left = available_memory() if backend.library.name == "numpy" else None  # others may have memory of their own
     if left is None or MOST_GROWTH * file_bytes(path) < left:
         return
-    from tensorops.models.files import open_model
     from tensorops.models.memory import weights_bytes
+    from tensorops.models.model_file import open_model
 
     needed = weights_bytes(open_model(path).tensors, backend.name)
     if needed > left:

@@ -190,7 +190,7 @@ def model_path(given: Path | None) -> Path:
     if given is not None:
         return given
     try:
-        from tensorops.models.download import DownloadError, cached_model_path, fetch_model
+        from tensorops.models.files.download import DownloadError, cached_model_path, fetch_model
     except ImportError as error:  # an installation without the extra
         raise click.ClickException(str(error)) from None
     try:

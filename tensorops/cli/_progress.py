@@ -27,7 +27,7 @@ def loading(path: Path) -> AbstractContextManager[None]:
 def _loading(path: Path, total: int) -> Iterator[None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    from tensorops.models._open_file import watch_reads
+    from tensorops.models.files._open_file import watch_reads
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=messages, transient=True) as bar:

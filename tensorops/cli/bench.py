@@ -204,7 +204,7 @@ def _of_decoding(operators: tuple[str, ...], named: tuple[Backend, ...], seconds
 def model_to_decode(given: Path | None) -> tuple[Path | None, str]:
     """Return the model given, or the default one if it has been downloaded, or the reason for which there is none."""
     try:
-        from tensorops.models import download, gguf  # noqa: F401 - what a model needs
+        from tensorops.models.files import download, gguf  # noqa: F401 - what a model needs
 
         path = given or download.cached_model_path()
     except ImportError as error:

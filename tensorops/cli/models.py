@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tensorops.models import ModelConfig, Tokenizer
-    from tensorops.models.blocks import ComputedTensor, Tensor
-    from tensorops.models.gguf import GGUFFile
+    from tensorops.models.files.blocks import ComputedTensor, Tensor
+    from tensorops.models.files.gguf import GGUFFile
 
 
 @click.command()
@@ -53,10 +53,10 @@ def models(path: Path | None, as_json: bool) -> None:
 def supported() -> dict[str, Any]:
     """Return the architectures, formats of weights and tokenizers, from the tables of those that read them."""
     from tensorops.models import architectures
-    from tensorops.models.blocks import supported_types
-    from tensorops.models.gguf_tokenizer import MODELS
-    from tensorops.models.layouts import DTYPES
-    from tensorops.models.pretokenizers import RULES
+    from tensorops.models.files.blocks import supported_types
+    from tensorops.models.files.layouts import DTYPES
+    from tensorops.models.tokenizers.gguf_tokenizer import MODELS
+    from tensorops.models.tokenizers.pretokenizers import RULES
 
     found = dict.fromkeys(map(architectures.get, architectures.names()))
     return {
@@ -93,7 +93,7 @@ def print_supported(console: Console, facts: dict[str, Any]) -> None:
 
 def described(path: Path, as_json: bool) -> dict[str, Any]:
     """Return facts about a model; one that does not load ends the command with the reason."""
-    from tensorops.models.files import read_model
+    from tensorops.models.model_file import read_model
 
     try:
         facts = facts_of(path, *read_model(path))
@@ -146,7 +146,7 @@ def kinds(path: Path, file: GGUFFile) -> Counter[str]:
     """Return how many tensors there are of each type, as files store them."""
     if file.is_folder:
         return Counter(dtype for part in _memory.files_of(path) for dtype in _dtypes(part))
-    from tensorops.models.blocks import Tensor
+    from tensorops.models.files.blocks import Tensor
 
     return Counter(tensor.type.name for tensor in file.tensors.values() if isinstance(tensor, Tensor))
 

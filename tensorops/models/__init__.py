@@ -5,13 +5,13 @@ Install the requirements with ``pip install 'tensorops[models]'``.
 
 from ._errors import GGUFError
 from .config import LlamaConfig, ModelConfig
-from .gguf import open_gguf
+from .files.gguf import open_gguf
+from .files.safetensors_files import load_safetensors, save_safetensors
 from .language_model import LanguageModel, Llama
 from .logprobs import LogProbs
 from .pages import OutOfPagesError, PagedKVCache
 from .prompt_cache import PromptCache
-from .safetensors_files import load_safetensors, save_safetensors
-from .tokenizer import Tokenizer
+from .tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "GGUFError",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._errors import GGUFError
 
 if TYPE_CHECKING:
-    from .gguf import GGUFFile
+    from .files.gguf import GGUFFile
 
 __all__ = ["Fields"]
 
@@ -20,10 +20,21 @@ class Fields:
     ----------
     file : GGUFFile
         The file.
+
+    Attributes
+    ----------
+    asked : set of str
+        The keys that somebody asked for.
     """
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
+        self.asked: set[str] = set()
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return what a key has, of any type."""
+        self.asked.add(key)
+        return self.file.metadata.get(key, default)
 
     def error(self, key: str, problem: str) -> GGUFError:
         """Return the error that says what is wrong with a key."""
@@ -31,21 +42,21 @@ class Fields:
 
     def string(self, key: str, default: str | None = None) -> str:
         """Return a string."""
-        value = self.file.metadata.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, str):
             raise self.error(key, "missing" if value is None else "not a string")
         return value
 
     def strings(self, key: str) -> list[str]:
         """Return a list of strings."""
-        value = self.file.metadata.get(key)
+        value = self.value(key)
         if not isinstance(value, list):
             raise self.error(key, "missing" if value is None else "not a list of strings")
         return value
 
     def integers(self, key: str, default: list[int]) -> list[int]:
         """Return a list of as many integers as the default has."""
-        value = self.file.metadata.get(key)
+        value = self.value(key)
         if value is None:
             return default
         if getattr(value, "shape", None) != (len(default),) or value.dtype.kind not in "iu":
@@ -54,21 +65,21 @@ class Fields:
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a boolean."""
-        value = self.file.metadata.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "not a boolean")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a positive integer."""
-        value = self.file.metadata.get(key, default)
+        value = self.value(key, default)
         if type(value) is not int or value < 1:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive integer")
         return value
 
     def counts(self, key: str, length: int, default: int | None = None) -> list[int]:
         """Return a positive integer for each of some blocks; a file may have one for all."""
-        value = self.file.metadata.get(key)
+        value = self.value(key)
         if getattr(value, "ndim", 0) != 1:
             return [self.count(key, default)] * length
         found = self.integers(key, [0] * length)
@@ -78,7 +89,7 @@ class Fields:
 
     def natural(self, key: str, default: int) -> int:
         """Return an integer that is not negative."""
-        return 0 if self.file.metadata.get(key, default) == 0 else self.count(key, default)
+        return 0 if self.value(key, default) == 0 else self.count(key, default)
 
     def windows(self, name: str, period: int, default: int | None = None) -> dict[str, Any]:
         """Return `window` and `windowed` of a `ModelConfig`: one in `period` blocks has no window; with 0, all have."""
@@ -86,7 +97,7 @@ class Fields:
         blocks, window = self.count(f"{name}.block_count"), self.natural(key, default or 0)
         if not window:
             return {}
-        given = self.file.metadata.get(pattern, period)
+        given = self.value(pattern, period)
         if isinstance(given, int) and given >= 0:
             given = [not given or block % given < given - 1 for block in range(blocks)]
         if (getattr(given, "shape", None) is None and not isinstance(given, list)) or len(given) != blocks:
@@ -95,14 +106,18 @@ class Fields:
 
     def index(self, key: str, length: int) -> int | None:
         """Return an index below `length`, or None if there is no such key."""
-        value = self.file.metadata.get(key)
+        value = self.value(key)
         if value is not None and (type(value) is not int or not 0 <= value < length):
             raise self.error(key, f"{value!r:.40} is not an integer from 0 to {length - 1}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite positive number."""
-        value = self.file.metadata.get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive number")
         return float(value)
+
+    def optional(self, key: str) -> float | None:
+        """Return a finite positive number, or None if there is none or 0."""
+        return self.number(key) if self.value(key) else None

@@ -15,9 +15,10 @@ from tensorops.persistent.ranks import Ranks, connect
 
 from .cache import FIRST_CAPACITY, PREFILL_TOKENS, KVCache, concat, layout, storage
 from .config import ModelConfig
-from .files import read_model
 from .logprobs import LogProbs, likeliest
+from .matrices import PRECISIONS, Matrix
 from .mesh import MeshRanks
+from .model_file import read_model
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
 from .penalties import NONE, Penalties, seen_tokens
@@ -25,15 +26,15 @@ from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
 from .stopping import stop_texts, tokens_until, until
-from .weights import PRECISIONS, Matrix, arrange
+from .weights import arrange
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from .blocks import QuantizedWeight, Tensor
-    from .tokenizer import Tokenizer
+    from .files.blocks import QuantizedWeight, Tensor
+    from .tokenizers.tokenizer import Tokenizer
 
 __all__ = ["LanguageModel", "Llama", "default_backend"]
 
@@ -45,10 +46,15 @@ _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a 
 POOLINGS = ("mean", "last", "cls")
 
 
-def default_backend() -> str:
-    """Return the name of the backend in force; if none was chosen, ``cpu``, or ``numpy`` without compiled kernels."""
+def default_backend(mesh: Any = None) -> str:
+    """Return the name of the backend in force; if none was chosen, ``cpu``, or ``numpy`` without compiled kernels.
+
+    For a mesh, it is JAX's if none was chosen.
+    """
     if (chosen := tp.get_backend()) != "auto":
         return chosen
+    if mesh is not None:
+        return MeshRanks.BACKEND
     return "cpu" if tp.is_backend_available("cpu") else "numpy"
 
 
@@ -72,11 +78,6 @@ def _choose(
     """Return the token that follows the only row of `hidden`, in an array."""
     found = logits(hidden, output)
     return choose(found if seen is None else penalties.apply(found, seen), dict(options), ranks, rng)
-
-
-def _default_backend(mesh: Any) -> str:
-    """Return the default backend of a model; for a mesh, JAX's unless one was chosen."""
-    return MeshRanks.BACKEND if mesh is not None and tp.get_backend() == "auto" else default_backend()
 
 
 def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
@@ -179,7 +180,7 @@ class LanguageModel:
         self.kv_dtype = kv_dtype
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
-        backend = backend or _default_backend(mesh)
+        backend = backend or default_backend(mesh)
         self.config = config
         self._context_length = config.context_length
         self.tokenizer = tokenizer
@@ -214,16 +215,9 @@ class LanguageModel:
     def _facts(self) -> tuple[tuple[str, str], ...]:
         c = self.config
         heads = f"{c.heads} ({c.kv_heads} of keys and values)"
-        facts = {
-            "architecture": c.architecture,
-            "blocks": c.blocks,
-            "features": c.dim,
-            "heads": heads,
-            "vocabulary": c.vocab_size,
-        }
-        facts |= {"context": c.context_length, "backend": self.backend}
-        if self.world_size > 1:
-            facts |= {"ranks": self.world_size}
+        facts = {"architecture": c.architecture, "blocks": c.blocks, "features": c.dim, "heads": heads}
+        facts |= {"vocabulary": c.vocab_size, "context": c.context_length, "backend": self.backend}
+        facts |= {"ranks": self.world_size} if self.world_size > 1 else {}
         return tuple((name, str(value)) for name, value in facts.items())
 
     @classmethod
@@ -248,18 +242,8 @@ class LanguageModel:
         path : str or path-like
             A GGUF file, or a folder of Hugging Face with ``config.json`` and safetensors files.
             `tensorops.models.architectures.names` lists the architectures.
-        backend : str, optional
-            The backend that computes; see `LanguageModel`.
-        compile : callable, optional
-            See `LanguageModel`.
-        mesh : jax.sharding.Mesh, optional
-            See `LanguageModel`.
-        world_size, mpi_rank : int, optional
-            See `LanguageModel`.
-        precision : {"highest", "high", "low"}, optional
-            See `LanguageModel`.
-        kv_dtype : {"float32", "float16", "bfloat16", "q8_0"}, optional
-            See `LanguageModel`.
+        backend, compile, mesh, world_size, mpi_rank, precision, kv_dtype
+            As for `LanguageModel`.
 
         Returns
         -------
@@ -273,11 +257,10 @@ class LanguageModel:
         ValueError, ImportError
             See `LanguageModel`.
         """
-        with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
+        with _connect(mesh, world_size, mpi_rank, backend or default_backend(mesh)).together(LOAD):
             _, config, tensors, tokenizer = read_model(path)
-        options: dict[str, Any] = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
-        options |= {"precision": precision, "kv_dtype": kv_dtype}
-        return cls(config, tensors, tokenizer, backend=backend, compile=compile, **options)
+        options: dict[str, Any] = {"backend": backend, "compile": compile, "mesh": mesh, "world_size": world_size}
+        return cls(config, tensors, tokenizer, **options, mpi_rank=mpi_rank, precision=precision, kv_dtype=kv_dtype)
 
     from_gguf = load
 
@@ -645,10 +628,8 @@ class LanguageModel:
             return iter(())
         context, longest = self.context_length, max(map(len, prompts))
         likely = longest + (_LIKELY_TOKENS if max_new_tokens is None else max_new_tokens)
-        if max_seq_length is not None:
-            most = max_seq_length
-        else:
-            most = context if max_new_tokens is None else min(likely, context)
+        most = context if max_new_tokens is None else min(likely, context)
+        most = most if max_seq_length is None else max_seq_length
         if not 0 < most <= context:
             raise ValueError(f"max_seq_length is {most}, expected 1 to the context length, {context}")
         number = max_num_pages

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorops as tp
 
 from .architectures import get
-from .weights import linear, routed
+from .matrices import linear, routed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,13 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import tensorops as tp
-from tensorops import formats
 
-from .blocks import ComputedTensor, Tensor
 from .cache import FIRST_CAPACITY, PREFILL_TOKENS, grown, layout, slots_in_windows
+from .files.blocks import ComputedTensor, Tensor
+from .files.loading import stays_packed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,22 +36,10 @@ def weights_bytes(tensors: Mapping[str, Tensor | ComputedTensor], backend: str) 
         if len(tensor.shape) > 1 and tensor.is_quantized:
             kind = (tensor.type.name.lower(), tensor.shape[-1])
             if kind not in packed:
-                packed[kind] = stays_packed(*kind, backend)
+                with tp.set_backend(backend):
+                    packed[kind] = stays_packed(*kind, backend)
             if packed[kind]:
                 return tensor.nbytes
         return 4 * prod(tensor.shape)
 
     return sum(map(size, tensors.values()))
-
-
-def stays_packed(format: str, columns: int, backend: str) -> bool:
-    """Return whether a backend multiplies blocks of a format, or groups of 8 bits, without making them float32."""
-    of = formats.get(format)
-    x, scales = (np.zeros((1, size), dtype=np.float32) for size in (columns, columns // 32))
-    blocks, weight = (np.zeros((1, size), dtype=np.uint8) for size in (columns // of.elements * of.nbytes, columns))
-    with tp.set_backend(backend):
-        x, scales, blocks, weight = tp.to_backend((x, scales, blocks, weight), backend)
-        if tp.quantized_linear.explain(x, blocks, format=format).kernel != "generic":
-            return True
-        groups = tp.quantized_linear.explain(x, weight, scales, scales, bits=8, group_size=32)
-    return groups.kernel != "generic"

@@ -16,15 +16,15 @@ from tensorops.persistent.ranks import Ranks
 from . import architectures
 from .cache import Slots, attention, stored
 from .layer import Layer, Step
+from .matrices import embed, linear
 from .penalties import NONE, Penalties
-from .weights import embed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .config import ModelConfig
     from .layer import Memory
-    from .weights import Matrix
+    from .matrices import Matrix
 
 __all__ = ["choose", "decode", "forward", "logits_of", "onepass", "prefill", "run_blocks"]
 
@@ -129,12 +129,8 @@ def forward(
 
     Parameters
     ----------
-    config : ModelConfig
-        The sizes, of several ranks those of one.
-    weights : dict
-        The result of `arrange`.
-    ids : array of int, shape (tokens,)
-        Tokens.
+    config, weights, ids, ranks
+        As for `run_blocks`, of one sequence.
     places : array of int, shape (kinds, tokens)
         Their positions and, in blocks with a window, slots; see `Slots`.
     keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
@@ -144,8 +140,6 @@ def forward(
         compiler, for which they would be new constants for every token.
     token : int, optional
         The only element of `ids`, as a number; for this, too.
-    ranks : Ranks, optional
-        Which have parts of the weights and of the heads in `keys` and `values`, and compute the same at the same time.
 
     Returns
     -------
@@ -200,10 +194,8 @@ def decode(
 
     Parameters
     ----------
-    config : ModelConfig
-        The sizes, of several ranks those of one.
-    ranks : Ranks
-        Which compute together.
+    config, ranks
+        As for `run_blocks`.
     pick : dict
         Options of `tensorops.sample`.
     weights, output

@@ -74,6 +74,8 @@ class PagedKVCache:
     tokens uses them again. Pages are never copied, as only full ones are shared. If there are states, none are shared:
     the states after a page are not kept.
 
+    Methods raise KeyError for the number of a sequence that never joined or has left.
+
     Examples
     --------
     >>> from tensorops.models import ModelConfig, PagedKVCache
@@ -139,13 +141,7 @@ class PagedKVCache:
         return tuple(self._sequences)
 
     def length(self, sequence: int) -> int:
-        """Return how many tokens of a sequence are in pages.
-
-        Raises
-        ------
-        KeyError
-            If there is no such sequence: it never joined, or has left.
-        """
+        """Return how many tokens of a sequence are in pages."""
         return len(self._find(sequence).tokens)
 
     def _find(self, sequence: int) -> _Sequence:
@@ -204,13 +200,7 @@ class PagedKVCache:
         return len(self._shared(tokens)) * self.page_size
 
     def row(self, sequence: int) -> int:
-        """Return which row of states a sequence has.
-
-        Raises
-        ------
-        KeyError
-            If there is no such sequence.
-        """
+        """Return which row of states a sequence has."""
         return self._find(sequence).row
 
     def _clear(self, row: int) -> None:
@@ -247,8 +237,6 @@ class PagedKVCache:
         ------
         OutOfPagesError
             If fewer pages are free. Nothing has changed then.
-        KeyError
-            If there is no such sequence.
         """
         this = self._find(sequence)
         needed = -(-(len(this.tokens) + len(tokens)) // self.page_size) - len(this.pages)
@@ -264,13 +252,7 @@ class PagedKVCache:
                 self._remember(this, len(this.tokens) // self.page_size - 1)
 
     def leave(self, sequence: int) -> None:
-        """Take back the pages of a sequence; full ones stay known until they are needed.
-
-        Raises
-        ------
-        KeyError
-            If there is no such sequence.
-        """
+        """Take back the pages of a sequence; full ones stay known until they are needed."""
         this = self._find(sequence)
         del self._sequences[sequence]
         if self._config.recurrent:
@@ -333,8 +315,6 @@ class PagedKVCache:
         ------
         ValueError
             If a sequence has more pages.
-        KeyError
-            If there is no such sequence.
         """
         rows = [self._find(sequence).pages for sequence in sequences]
         most = max(map(len, rows), default=0)
@@ -359,31 +339,10 @@ class PagedKVCache:
         -------
         pages, offsets : numpy.ndarray of int32, shape (stop - start,)
             The page of each, and its place in it.
-
-        Raises
-        ------
-        KeyError
-            If there is no such sequence.
         """
         at = np.arange(start, stop)
         pages = np.asarray(self._find(sequence).pages, np.int32)[at // self.page_size]
         return pages, (at % self.page_size).astype(np.int32)
-
-    def nowhere(self, batch: int, pages: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return a table and places, as `step` does, of sequences that have no pages.
-
-        Parameters
-        ----------
-        batch, pages : int
-            The number of sequences, and of columns.
-
-        Returns
-        -------
-        table, places : numpy.ndarray of int32
-            They name the page that belongs to no sequence.
-        """
-        table = np.full((batch, pages), self.max_num_pages, np.int32)
-        return table, self._places([self.max_num_pages] * batch, [0] * batch, [self.max_sequences] * batch)
 
     def step(
         self,
@@ -415,8 +374,6 @@ class PagedKVCache:
         ------
         ValueError
             If a sequence has no token at a position, or more pages, or there are more sequences than rows.
-        KeyError
-            If there is no such sequence.
         """
         batch = len(sequences) if batch is None else batch
         if len(sequences) > batch:

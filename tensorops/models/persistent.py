@@ -212,10 +212,11 @@ def _example(llama: LanguageModel, options: StepOptions, capacity: int) -> list[
         pages = llama.new_paged_cache(
             options.page_size, options.pages(capacity), dtype=options.kv_dtype, max_sequences=sequences
         )
-        nowhere = integers(*pages.nowhere(options.batch, -(-capacity // options.page_size)))
+        places = pages.step((), -(-capacity // options.page_size), options.batch)  # of no sequence
+        ids, positions, *nowhere = integers(tokens, *places)
         seen = np.zeros((options.batch, llama.config.vocab_size), np.float32)
         penalised = llama._move([seen]) if options.penalties else []
-        return [*integers(tokens, tokens), pages.keys, pages.values, *nowhere, *numbers, *penalised]
+        return [ids, positions, pages.keys, pages.values, *nowhere, *numbers, *penalised]
     cache = llama.new_cache(capacity)
     where = [[0], [1]] if options.mode == "prefill" else [[0]]
     return [*integers(tokens, *where), cache.keys, cache.values, *numbers]

@@ -9,7 +9,7 @@ import numpy as np
 import tensorops as tp
 
 from .cache import grown
-from .safetensors_files import load_safetensors, save_safetensors
+from .files.safetensors_files import load_safetensors, save_safetensors
 
 if TYPE_CHECKING:
     import os
@@ -131,11 +131,10 @@ class PromptCache:
             ]
             if [(part.dtype, *part.shape) for part in stored[name]] != expected:
                 raise ValueError(f"{path} has keys and values of a model with other sizes, or in another dtype")
-            grown_ones = []
-            for part, empty in zip(stored[name], there, strict=True):
-                shape = (*part.shape[:2], grown(empty.shape[2], part.shape[2]), part.shape[3])
-                grown_ones.append(np.zeros(shape, part.dtype))
-                grown_ones[-1][:, :, : part.shape[2], :] = part
-            made.append(tp.to_backend(grown_ones, backend))
+            with_room = [
+                np.pad(part, ((0, 0), (0, 0), (0, grown(empty.shape[2], end) - end), (0, 0)))
+                for part, empty, end in zip(stored[name], there, slots, strict=True)
+            ]
+            made.append(tp.to_backend(with_room, backend))
         cache.keys, cache.values = made
         cache.length, cache.base, self._ids = len(ids), base, ids.tolist()

@@ -19,7 +19,7 @@ import numpy as np
 import tensorops as tp
 
 from .architectures import WHOLE, get
-from .blocks import ComputedTensor, QuantizedWeight, Tensor
+from .files.blocks import ComputedTensor, QuantizedWeight, Tensor
 
 if TYPE_CHECKING:
     from .config import ModelConfig

@@ -247,7 +247,7 @@ def test_torch_is_imported_first_in_turns_with_it():
 
 def test_missing_things_say_why(monkeypatch, tmp_path):
     support.require_provider("cpu")
-    download = pytest.importorskip("tensorops.models.download")
+    download = pytest.importorskip("tensorops.models.files.download")
     monkeypatch.setattr(download, "cached_model_path", lambda: tmp_path / "none.gguf")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     result = invoke("decode", "--scenario", "torch")

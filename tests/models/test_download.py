@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("platformdirs")
 
 from command_line import run
-from tensorops.models import download
+from tensorops.models.files import download
 
 BACKEND = """
 import pathlib

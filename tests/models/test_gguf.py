@@ -20,11 +20,11 @@ pytest.importorskip("jinja2")
 import support  # noqa: E402
 from make_gguf import llama_arrays, llama_metadata, tokenizer_metadata, write_gguf, write_llama  # noqa: E402
 from tensorops.models import GGUFError, Llama, open_gguf  # noqa: E402
-from tensorops.models._open_file import OpenFile  # noqa: E402
-from tensorops.models.blocks import QuantizedWeight, block_of, supported_types  # noqa: E402
-from tensorops.models.gguf import _Reader  # noqa: E402
-from tensorops.models.gguf_types import TensorType, TokenType, ValueType  # noqa: E402
-from tensorops.models.weights import Memory  # noqa: E402
+from tensorops.models.files._open_file import OpenFile  # noqa: E402
+from tensorops.models.files.blocks import QuantizedWeight, block_of, supported_types  # noqa: E402
+from tensorops.models.files.gguf import _Reader  # noqa: E402
+from tensorops.models.files.gguf_types import TensorType, TokenType, ValueType  # noqa: E402
+from tensorops.models.files.loading import Memory  # noqa: E402
 from tensorops.testing import REFERENCES  # noqa: E402
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def test_strings_longer_than_a_byte_counts_and_at_the_end_of_the_buffer(
     writer.write_kv_data_to_file()
     writer.close()
     for size, split in ((64, 64), (999, 50), (1 << 20, 1 << 16)):
-        monkeypatch.setattr("tensorops.models.gguf.AT_A_TIME", size)
-        monkeypatch.setattr("tensorops.models.gguf.SPLIT_AT_A_TIME", split)
+        monkeypatch.setattr("tensorops.models.files.gguf.AT_A_TIME", size)
+        monkeypatch.setattr("tensorops.models.files.gguf.SPLIT_AT_A_TIME", split)
         assert open_gguf(tmp_path / "m.gguf").metadata["texts"] == texts
 
 

@@ -32,8 +32,8 @@ from make_gguf import (
 )
 from tensorops import formats
 from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
-from tensorops.models.blocks import BlockWeight
-from tensorops.models.weights import load
+from tensorops.models.files.blocks import BlockWeight
+from tensorops.models.files.loading import load
 
 CONFIG = LlamaConfig(
     blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,

@@ -26,15 +26,15 @@ from llama_reference import float64_logits
 from make_gguf import llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from mpi_threads import World, world_of
 from tensorops.models import Llama, LlamaConfig, architectures, open_gguf
-from tensorops.models._open_file import OpenFile, watch_reads
-from tensorops.models.blocks import Tensor
-from tensorops.models.gguf_types import TensorType
+from tensorops.models.files._open_file import OpenFile, watch_reads
+from tensorops.models.files.blocks import Tensor
+from tensorops.models.files.gguf_types import TensorType
 from tensorops.models.ranks import divide, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tensorops.models.gguf import GGUFFile
+    from tensorops.models.files.gguf import GGUFFile
 
 # Of two ranks each has its own heads of keys and values; of four, two have the same one. The vocabulary divides.
 CONFIG = LlamaConfig(

@@ -32,9 +32,9 @@ import tokenizers
 
 from make_gguf import CHAT_TEMPLATE, SPECIAL, real_model, tokenizer_metadata, vocabulary, write_gguf
 from tensorops.models import GGUFError, Tokenizer, open_gguf
-from tensorops.models.gguf import GGUFFile
-from tensorops.models.merging import ByteEncoder
-from tensorops.models.pretokenizers import RULES
+from tensorops.models.files.gguf import GGUFFile
+from tensorops.models.tokenizers.merging import ByteEncoder
+from tensorops.models.tokenizers.pretokenizers import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -428,7 +428,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "tokenizer_config.json").mkdir()
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: not a regular file"):
         Tokenizer.from_folder(tmp_path)
-    monkeypatch.setattr("tensorops.models.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
+    monkeypatch.setattr("tensorops.models.tokenizers.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
     with pytest.raises(ValueError, match=r"tokenizer\.json: has more than 10 bytes"):
         Tokenizer.from_folder(tmp_path)
 

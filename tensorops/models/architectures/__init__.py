@@ -20,7 +20,7 @@ from tensorops.models.fields import Fields
 from ._decoder import WHOLE, Decoder, Weight
 
 if TYPE_CHECKING:
-    from tensorops.models.gguf import GGUFFile
+    from tensorops.models.files.gguf import GGUFFile
 
 __all__ = [
     "WHOLE",
@@ -36,8 +36,8 @@ __all__ = [
     "register",
 ]
 
-# Keys without effect here. A key outside of this set, those of the architecture, and those read below may change the
-# result, so it is refused rather than ignored.
+# Keys without effect here. A key outside of this set, those that an architecture asks for or ignores, and those read
+# below may change the result, so it is refused rather than ignored.
 HARMLESS = {
     "attention.layer_norm_epsilon",
     "expert_shared_count",
@@ -167,7 +167,6 @@ def read_config(file: GGUFFile) -> ModelConfig:
         architecture = get(name)
     except ValueError as error:
         raise fields.error(key, str(error)) from None
-    _refuse_unsupported(fields, name, architecture)
     blocks = fields.count(f"{name}.block_count")
     if blocks * TENSORS_PER_BLOCK > len(file.tensors):
         raise fields.error(f"{name}.block_count", f"{blocks} blocks, but only {len(file.tensors)} tensors")
@@ -198,7 +197,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
         **_feed_forward(fields, name, hidden[-1]),
     }
     try:
-        config = _with_own(read, architecture.read(fields, name), kv_heads, hidden)
+        own = architecture.read(fields, name)
+        _refuse_unsupported(fields, name, architecture.ignored_keys)
+        config = _with_own(read, own, kv_heads, hidden)
         config.rotation  # noqa: B018 - computed here, as its functions refuse numbers
     except GGUFError:
         raise
@@ -269,11 +270,11 @@ def _weights(c: ModelConfig) -> Iterator[Weight]:
         yield from (weight._replace(name=f"blk.{block}.{weight.name}") for weight in block_weights(c, block))
 
 
-def _refuse_unsupported(fields: Fields, name: str, architecture: type[Decoder]) -> None:
-    """Raise unless the file needs exactly what the architecture computes."""
+def _refuse_unsupported(fields: Fields, name: str, ignored: frozenset[str]) -> None:
+    """Raise unless the file needs exactly what was asked for."""
     for key, value in fields.file.metadata.items():
         own = key.removeprefix(f"{name}.")
-        if own == key or own in READ or own in HARMLESS or own in architecture.keys:
+        if own == key or key in fields.asked or own in READ | HARMLESS | ignored:
             continue
         if own not in NEUTRAL:
             raise fields.error(key, "is not supported")
@@ -282,13 +283,13 @@ def _refuse_unsupported(fields: Fields, name: str, architecture: type[Decoder]) 
 
 
 def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[str, Any]:
-    scaling, metadata = fields.string(f"{name}.rope.scaling.type", "linear"), fields.file.metadata
+    scaling = fields.string(f"{name}.rope.scaling.type", "linear")
     if scaling not in SCALINGS:
         known = ", ".join(map(repr, SCALINGS))
         raise fields.error(f"{name}.rope.scaling.type", f"{scaling!r:.80} is not supported, only {known}")
     factor = fields.number(f"{name}.rope.scaling.factor", 1.0)
     given = {option: f"{name}.rope.scaling.{key}" for option, key in YARN.items()}
-    options = {option: fields.number(key) for option, key in given.items() if metadata.get(key) is not None}
+    options = {option: fields.number(key) for option, key in given.items() if fields.value(key) is not None}
     if scaling == "yarn":
         options |= _growth(options, factor)
         options["truncate"] = fields.flag(f"{name}.rope.scaling.truncate", True)

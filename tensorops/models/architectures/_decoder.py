@@ -56,10 +56,10 @@ class Decoder:
         ``model_type`` in the ``config.json`` of folders of Hugging Face.
     interleaved : bool
         Whether features that rotate together are neighbours in GGUF files; in folders, they never are.
-    keys : frozenset of str
-        Metadata that `read` needs besides those of every architecture, without the name before the first dot.
-    folder_keys : frozenset of str
-        Keys of a ``config.json`` that `read_folder` reads.
+    ignored_keys : frozenset of str
+        Metadata without effect, without the name before the first dot. Others that `read` does not ask for are refused.
+    ignored_folder_keys : frozenset of str
+        Keys of a ``config.json`` without effect. Others that `read_folder` does not ask for are refused.
     folder_names : mapping
         Names of tensors in GGUF files by those in folders, after that of the block, where the package gguf has none.
     normalizes_heads_together : bool
@@ -79,8 +79,8 @@ class Decoder:
     names: ClassVar[tuple[str, ...]]
     model_types: ClassVar[tuple[str, ...]] = ()
     interleaved: ClassVar[bool] = False
-    keys: ClassVar[frozenset[str]] = frozenset()
-    folder_keys: ClassVar[frozenset[str]] = frozenset()
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    ignored_folder_keys: ClassVar[frozenset[str]] = frozenset()
     folder_names: ClassVar[Mapping[str, str]] = {}
     normalizes_heads_together: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False

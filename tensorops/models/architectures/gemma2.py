@@ -26,10 +26,6 @@ class Gemma2(Decoder):
 
     names = ("gemma2",)
     model_types: ClassVar[tuple[str, ...]] = ("gemma2",)
-    keys = frozenset(
-        ("attention.scale", "attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-    )
-    folder_keys = frozenset(("query_pre_attn_scalar",))
     activation = "geglu_tanh"
     LARGEST = 46  # blocks of the network with 27 billion weights
 
@@ -46,10 +42,9 @@ class Gemma2(Decoder):
         dim, heads = fields.count(f"{name}.embedding_length"), fields.count(f"{name}.attention.head_count")
         # The file does not say the scale of attention, which in one size is not that of a head's features.
         scale = (dim / heads) ** -0.5 if fields.count(f"{name}.block_count") == cls.LARGEST else None
-        given = f"{name}.attention.scale"
         return {
             "embedding_scale": dim**0.5,
-            "attention_scale": fields.number(given) if given in fields.file.metadata else scale,  # of a folder
+            "attention_scale": fields.optional(f"{name}.attention.scale") or scale,  # of a folder
         }
 
     @classmethod

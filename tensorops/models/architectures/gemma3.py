@@ -24,16 +24,14 @@ class Gemma3(Gemma2):
 
     names = ("gemma3",)
     model_types = ("gemma3_text", "gemma3")
-    keys = Gemma2.keys | {"rope.freq_base_swa"}
     LARGEST = 62
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        cap = f"{name}.final_logit_softcapping"
         return cls._common(fields, name) | {
             "rope_base": fields.number(f"{name}.rope.freq_base", 1e6),
             "local_rope_base": fields.number(f"{name}.rope.freq_base_swa", 10000.0),
-            "logit_softcap": fields.number(cap) if fields.file.metadata.get(cap) else None,
+            "logit_softcap": fields.optional(f"{name}.final_logit_softcapping"),
             **fields.windows(name, 6),
         }
 

@@ -29,31 +29,9 @@ class Gemma4(Decoder):
 
     names = ("gemma4",)
     model_types = ("gemma4_text",)
-    keys = frozenset(
-        (
-            "attention.key_length_swa",
-            "attention.shared_kv_layers",
-            "attention.sliding_window",
-            "attention.value_length_swa",
-            "embedding_length_per_layer_input",
-            "final_logit_softcapping",
-            "rope.dimension_count_swa",
-            "rope.freq_base_swa",
-        )
-    )
-    folder_keys = frozenset(
-        (
-            "attention_k_eq_v",
-            "enable_moe_block",
-            "global_head_dim",
-            "hidden_size_per_layer_input",
-            "num_global_key_value_heads",
-            "num_kv_shared_layers",
-            "per_layer_config",
-            "top_k_experts",
-            "use_double_wide_mlp",
-            "vocab_size_per_layer_input",
-        )
+    ignored_keys = frozenset(("attention.value_length_swa", "rope.dimension_count_swa"))
+    ignored_folder_keys = frozenset(
+        ("attention_k_eq_v", "num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
     )
     folder_names = {  # noqa: RUF012
         "experts.down_proj": "ffn_down_exps",
@@ -86,12 +64,11 @@ class Gemma4(Decoder):
         for block in range(first):
             if f"blk.{block}.attn_v.weight" not in fields.file.tensors:
                 overrides.setdefault(block, {})["keys_are_values"] = True
-        cap = f"{name}.final_logit_softcapping"
         return {
             "attention_scale": 1.0,
             "embedding_scale": fields.count(f"{name}.embedding_length") ** 0.5,
             "local_rope_base": fields.number(f"{name}.rope.freq_base_swa", 10000.0),
-            "logit_softcap": fields.number(cap) if fields.file.metadata.get(cap) else None,
+            "logit_softcap": fields.optional(f"{name}.final_logit_softcapping"),
             "normalizes_values": True,
             "overrides": overrides,
             "per_layer_dim": fields.natural(f"{name}.embedding_length_per_layer_input", 0),

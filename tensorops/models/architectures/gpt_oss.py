@@ -27,7 +27,6 @@ class GptOss(Decoder):
 
     names = ("gpt-oss",)
     model_types = ("gpt_oss",)
-    keys = frozenset(("attention.sliding_window",))
     folder_names = {  # noqa: RUF012
         "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
         "mlp.experts.gate_up_proj_bias": "ffn_gate_up_exps_bias",

@@ -32,8 +32,6 @@ class Granite(Decoder):
     names = ("granite", "granitemoe")
     model_types = ("granite", "granitemoe", "granitemoeshared")
     interleaved = True
-    keys = frozenset(("embedding_scale", "residual_scale", "attention.scale", "logit_scale"))
-    folder_keys = frozenset(("logits_scaling", *(theirs for _, theirs in SCALES.values())))
     folder_names = {  # noqa: RUF012
         "block_sparse_moe.input_linear": "ffn_gate_up_exps",
         "block_sparse_moe.output_linear": "ffn_down_exps",
@@ -45,9 +43,9 @@ class Granite(Decoder):
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        given = {field: f"{name}.{key}" for field, (key, _) in SCALES.items()}
-        scales = {field: fields.number(key) for field, key in given.items() if key in fields.file.metadata}
-        return scales | {"logit_scale": 1.0 / fields.number(f"{name}.logit_scale", 1.0)}
+        scales = {field: fields.optional(f"{name}.{key}") for field, (key, _) in SCALES.items()}
+        given = {field: scale for field, scale in scales.items() if scale is not None}
+        return given | {"logit_scale": 1.0 / fields.number(f"{name}.logit_scale", 1.0)}
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ class Llama(Decoder):
     names = ("llama",)
     model_types = ("llama", "mistral", "mixtral")
     interleaved = True
-    keys = frozenset(("attention.sliding_window",))  # of the first Mistral
     biases = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     biases_are_optional = True
 

@@ -23,12 +23,10 @@ class Mistral3(Decoder):
     names = ("mistral3",)
     model_types = ("ministral3",)
     interleaved = True
-    keys = frozenset(("attention.temperature_scale",))
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        key = f"{name}.attention.temperature_scale"
-        return {"query_growth": fields.number(key) if fields.file.metadata.get(key) else 0.0}
+        return {"query_growth": fields.optional(f"{name}.attention.temperature_scale") or 0.0}
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ class OLMo2(Decoder):
 
     names = ("olmo2",)
     model_types = ("olmo2", "olmo3")
-    keys = frozenset(("attention.sliding_window", "rope.freq_base_swa"))
     normalizes_heads_together = True
 
     @classmethod

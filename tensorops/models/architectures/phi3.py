@@ -20,7 +20,7 @@ class Phi3(Decoder):
 
     names = ("phi3",)
     model_types = ("phi3",)
-    keys = frozenset(("attention.sliding_window",))
+    ignored_keys = frozenset(("attention.sliding_window",))
     fused = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}  # noqa: RUF012
 
     @classmethod

@@ -35,12 +35,8 @@ class Qwen35(Decoder):
 
     names = ("qwen35", "qwen35moe")
     model_types = ("qwen3_5_text", "qwen3_5_moe_text")
-    keys = frozenset(
-        ("ssm.inner_size", "full_attention_interval", "rope.dimension_sections", *(key for key, _ in SIZES.values()))
-    )
-    folder_keys = frozenset(
-        ("linear_key_head_dim", "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers")
-    ) | {theirs for _, theirs in SIZES.values()}
+    ignored_keys = frozenset(("ssm.inner_size", "rope.dimension_sections"))
+    ignored_folder_keys = frozenset(("linear_key_head_dim", "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers"))
     folder_names = {  # noqa: RUF012
         "linear_attn.A_log": "ssm_a",
         "linear_attn.conv1d": "ssm_conv1d",

@@ -23,7 +23,7 @@ class SmolLM3(Decoder):
     names = ("smollm3",)
     model_types = ("smollm3",)
     interleaved = True
-    folder_keys = frozenset(("no_rope_layer_interval", "no_rope_layers"))
+    ignored_folder_keys = frozenset(("no_rope_layer_interval",))
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 import tensorops as tp
 from tensorops import formats
+from tensorops.models._errors import GGUFError
 
-from ._errors import GGUFError
 from .gguf_types import TensorType
 
 if TYPE_CHECKING:
@@ -83,8 +83,12 @@ class QuantizedWeight:
             host = tp.to_backend(array, "numpy")
             return np.ascontiguousarray(host[(slice(None),) * axis + (wanted,)])
 
-        biases = None if self.biases is None else some(self.biases)
-        return replace(self, weight=some(self.weight), scales=some(self.scales), biases=biases)
+        return self.mapped(some)
+
+    def mapped(self, function: Callable[..., Any], *others: QuantizedWeight) -> QuantizedWeight:
+        """Return the weight with what a function makes of each of its arrays, and of the same one of others."""
+        names = [name for name in ("weight", "scales", "biases") if getattr(self, name) is not None]
+        return replace(self, **{name: function(*(getattr(w, name) for w in (self, *others))) for name in names})
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,10 @@ class BlockWeight:
 
     blocks: Any
     format: str
+
+    def mapped(self, function: Callable[..., Any], *others: BlockWeight) -> BlockWeight:
+        """Return the weight with what a function makes of its blocks, and of those of others."""
+        return replace(self, blocks=function(self.blocks, *(weight.blocks for weight in others)))
 
 
 @dataclass(frozen=True)
@@ -333,12 +341,7 @@ class ComputedTensor:
 
         def make() -> Float32 | QuantizedWeight | BlockWeight:
             whole = self.make()
-            if isinstance(whole, BlockWeight):
-                return replace(whole, blocks=some(whole.blocks))
-            if isinstance(whole, QuantizedWeight):
-                biases = None if whole.biases is None else some(whole.biases)
-                return replace(whole, weight=some(whole.weight), scales=some(whole.scales), biases=biases)
-            return some(whole)
+            return whole.mapped(some) if isinstance(whole, QuantizedWeight | BlockWeight) else some(whole)
 
         return replace(self, shape=shape, make=make)
 

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ._errors import missing
+from tensorops.models._errors import missing
 
 try:
     from jinja2 import TemplateError

@@ -7,7 +7,8 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._errors import missing
+from tensorops.models._errors import missing
+
 from .vocabulary import BYTE_LETTERS, SPACE
 
 try:

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ._errors import missing
-from .gguf_types import TokenType
+from tensorops.models._errors import missing
+from tensorops.models.files.gguf_types import TokenType
+
 from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, TokenizerParts, Vocabulary, end_tokens
 
 try:

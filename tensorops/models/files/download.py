@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._errors import missing
+from tensorops.models._errors import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

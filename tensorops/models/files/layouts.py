@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorops import formats
+from tensorops.models._errors import GGUFError
 
-from ._errors import GGUFError
 from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
 
 if TYPE_CHECKING:

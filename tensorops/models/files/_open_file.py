@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import GGUFError
+from tensorops.models._errors import GGUFError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

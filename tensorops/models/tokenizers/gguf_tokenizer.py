@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .fields import Fields
-from .gguf_types import TokenType
+from tensorops.models.fields import Fields
+from tensorops.models.files.gguf_types import TokenType
+
 from .merging import ByteEncoder, SpecialTokens, TextEncoder
 from .pretokenizers import RULES
 from .vocabulary import END_TOKENS, TokenizerParts, Vocabulary, end_tokens
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .gguf import GGUFFile
+    from tensorops.models.files.gguf import GGUFFile
 
 __all__ = ["read_gguf_tokenizer"]
 
@@ -124,7 +125,7 @@ def _space_before(fields: Fields) -> bool:
 
 def _scores(fields: Fields, count: int) -> NDArray[np.float32]:
     key = f"{PREFIX}.scores"
-    value = fields.file.metadata.get(key)
+    value = fields.value(key)
     if value is None:
         raise fields.error(key, "missing")
     if getattr(value, "shape", None) != (count,) or value.dtype.kind not in "iuf" or not np.isfinite(value).all():

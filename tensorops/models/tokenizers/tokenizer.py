@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .gguf import GGUFFile
+    from tensorops.models.files.gguf import GGUFFile
+
     from .vocabulary import TokenizerParts
 
 __all__ = ["Tokenizer"]
@@ -26,7 +27,7 @@ class Tokenizer:
     file : GGUFFile
         Its ``tokenizer.ggml.model`` is one of ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece's BPE with scores)
         and ``gemma4`` (BPE of text). For the first, ``tokenizer.ggml.pre`` is a name in
-        ``tensorops/models/pretokenizers.py``.
+        ``tensorops/models/tokenizers/pretokenizers.py``.
 
     Attributes
     ----------

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._errors import GGUFError
+from tensorops.models._errors import GGUFError
+
 from ._open_file import OpenFile
 from .blocks import ComputedTensor, Tensor, block_of, supported_types
 from .gguf_types import TensorType, ValueType

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import tensorops as tp
+from tensorops.models import architectures
+from tensorops.models._errors import GGUFError, missing
 
-from . import architectures
-from ._errors import GGUFError, missing
 from ._open_file import OpenFile
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
@@ -33,7 +33,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 __all__ = ["open_folder"]
 
@@ -173,6 +173,24 @@ def _translated(folder: Path, config: _Config) -> GGUFFile:
     return GGUFFile(str(folder), metadata, tensors, is_folder=True)
 
 
+class _Asked(Mapping[str, Any]):
+    """A ``config.json`` that notes for which of its keys it was asked."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+        self.keys_asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_asked.add(key)
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
 class _Config:
     """A ``config.json``."""
 
@@ -210,11 +228,13 @@ class _Config:
 
     def metadata(self, architecture: type[architectures.Decoder]) -> Iterator[tuple[str, Any]]:
         """Yield keys of a GGUF file, without the name of the architecture, and their values."""
-        own = architecture.read_folder(self._content)
+        asked = _Asked(self._content)
+        own = architecture.read_folder(asked)
+        known = KEYS.keys() | OTHERS | asked.keys_asked | architecture.ignored_folder_keys
         for key, value in self._content.items():
             if key in KEYS and value is not None:
                 yield KEYS[key], value
-            elif key not in KEYS and key not in OTHERS and key not in architecture.folder_keys:
+            elif key not in known:
                 allowed: tuple[Any, ...] = (None, False, 0, "", [], {}, NEUTRAL.get(key))
                 if value not in allowed and not key.startswith("_"):
                     raise self.error(key, f"{value!r:.60} is not supported")
@@ -222,8 +242,8 @@ class _Config:
         if head_dim is not None:
             yield "attention.value_length", head_dim
         if layers := self.get("layer_types"):
-            known = {"full_attention", "sliding_attention", *(["linear_attention"] * ("ssm.group_count" in own))}
-            if not set(layers) <= known:
+            kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * ("ssm.group_count" in own))}
+            if not set(layers) <= kinds:
                 raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
             if "sliding_attention" in layers:
                 yield "attention.sliding_window_pattern", np.asarray([kind == "sliding_attention" for kind in layers])
@@ -373,19 +393,14 @@ def _named(
         yield from architecture.from_folder(ours, tensor)
 
 
-_FIELDS = ("weight", "scales", "biases")
-
-
 def _stack(name: str, parts: list[Stored]) -> ComputedTensor:
     shape = (len(parts), *parts[0].shape)
 
     def make() -> Any:
-        made = [part.make() if isinstance(part, ComputedTensor) else part.dequantize() for part in parts]
-        first = made[0]
-        if not isinstance(first, QuantizedWeight):
+        made: list[Any] = [part.make() if isinstance(part, ComputedTensor) else part.dequantize() for part in parts]
+        if not isinstance(made[0], QuantizedWeight):
             return np.stack([part.dequantize() for part in parts])
-        weight, scales, biases = (np.stack([getattr(part, field) for part in made]) for field in _FIELDS)
-        return replace(first, weight=weight, scales=scales, biases=biases)
+        return made[0].mapped(lambda *arrays: np.stack(arrays), *made[1:])
 
     return ComputedTensor(name, shape, make, parts[0].group_size)
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from . import architectures
 from ._errors import GGUFError
-from .gguf import GGUFFile, open_gguf
-from .tokenizer import Tokenizer
+from .files.gguf import GGUFFile, open_gguf
+from .tokenizers.tokenizer import Tokenizer
 from .weights import separated
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from .blocks import ComputedTensor, Tensor
     from .config import ModelConfig
+    from .files.blocks import ComputedTensor, Tensor
 
 __all__ = ["open_model", "read_model", "tokenizer_of"]
 
@@ -39,7 +39,7 @@ def open_model(path: str | os.PathLike[str]) -> GGUFFile:
         A file is damaged, or another one of the model is missing.
     """
     if Path(path).is_dir():
-        from .folder import open_folder  # which imports what files do not need
+        from .files.folder import open_folder  # which imports what files do not need
 
         return open_folder(path)
     file = open_gguf(path)

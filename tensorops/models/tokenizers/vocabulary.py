@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .gguf_types import TokenType
+from tensorops.models.files.gguf_types import TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

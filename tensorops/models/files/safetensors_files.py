@@ -22,8 +22,7 @@ import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy, which the librar
 import numpy as np
 
 import tensorops as tp
-
-from ._errors import missing
+from tensorops.models._errors import missing
 
 __all__ = ["load_safetensors", "save_safetensors"]
 

@@ -1,0 +1,1 @@
+"""Files of models and of arrays: GGUF files, folders of Hugging Face, safetensors files."""
