@@ -89,7 +89,7 @@ class Fields:
 
     def natural(self, key: str, default: int) -> int:
         """Return an integer that is not negative."""
-        return 0 if self.value(key, default) == 0 else self.count(key, default)
+        return 0 if _is_zero(self.value(key, default)) else self.count(key, default)
 
     def windows(self, name: str, period: int, default: int | None = None) -> dict[str, Any]:
         """Return `window` and `windowed` of a `ModelConfig`: one in `period` blocks has no window; with 0, all have."""
@@ -120,4 +120,9 @@ class Fields:
 
     def optional(self, key: str) -> float | None:
         """Return a finite positive number, or None if there is none or 0."""
-        return self.number(key) if self.value(key) else None
+        value = self.value(key)
+        return None if value is None or _is_zero(value) else self.number(key)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0  # a file may have anything here, arrays too

@@ -251,6 +251,7 @@ def test_what_would_change_the_network(
         ({"model_type": "bert"}, "model_type: 'bert' is not supported, only .*llama"),
         ({"model_type": None}, "model_type: 'None' is not supported"),
         ({"hidden_size": "many"}, "embedding_length: 'many' is not a positive integer"),
+        ({"num_experts": []}, r"expert_count: array\(\[\].* is not a positive integer"),
         ({"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
         ({"num_hidden_layers": 3}, "model.layers.3.input_layernorm.weight: is not known to the architecture llama"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
