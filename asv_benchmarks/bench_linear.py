@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
-from tensorops import gated_linear_unit, linear, prepare, swiglu
+from tensorops import gated_linear_unit, gelu, linear, prepare, swiglu
 from tensorops.testing import BENCHMARK_SHAPES
 
 VOCABULARY = 8192
@@ -22,6 +22,17 @@ class Linear(Benchmark):
         self.prepare("linear", implementation, [normal(*shape, dtype=dtype), normal(features, features, dtype=dtype)])
 
     def time_linear(self, implementation, shape, dtype):
+        self.call()
+
+
+class LinearActivation(Benchmark):
+    params = (implementations(["linear_activation"]), FEW_ROWS, DTYPES)
+    param_names = ("implementation", "shape", "dtype")
+
+    def setup(self, implementation, shape, dtype):
+        self.prepare_workload("linear_activation", implementation, shape, dtype)
+
+    def time_linear_activation(self, implementation, shape, dtype):
         self.call()
 
 
@@ -95,3 +106,21 @@ class PreparedLinear:
     def time_products(self, rows, order):
         for product in self.products:
             product(self.x)
+
+
+class LinearActivationSteps:
+    """A prepared matrix and a function of the product, compared with its steps."""
+
+    params = ([1, 8, 32, 512, 4096], ["linear_activation", "steps"])
+    param_names = ("rows", "what")
+
+    def setup(self, rows, what):
+        self.x = normal(rows, 384)
+        matrix = {"weight": normal(1536, 384), "bias": normal(1536)}
+        product = prepare("linear", **matrix)
+        activated = prepare("linear_activation", **matrix, activation="gelu")
+        self.run = activated if what == "linear_activation" else lambda x: gelu(product(x))
+        self.run(self.x)
+
+    def time_linear_activation_steps(self, rows, what):
+        self.run(self.x)

@@ -177,7 +177,8 @@ def test_arrays_of_several_libraries():
 
 def test_every_kernel_that_packs_has_a_test():
     packing = {(name, provider) for name, o in OPERATORS.items() for provider, k in o.kernels.items() if k.pack}
-    assert packing == {("linear", "cpu"), ("quantized_linear", "cpu"), ("quantized_linear", "mlx")}  # test_mlx.py
+    by_cpu = {(name, "cpu") for name in ("linear", "linear_activation", "quantized_linear")}
+    assert packing == by_cpu | {("quantized_linear", "mlx")}  # test_mlx.py
 
 
 # ------------------------------------------------------------------------------------- linear
@@ -243,6 +244,21 @@ def test_a_bias_may_be_fixed_given_or_left_out(rng, by_cpu):
         assert_linear(product(x, **given), x, weight, given.get("bias", np.zeros(40)))
     with pytest.raises(TypeError, match="bias was fixed by prepare"):
         tp.prepare("linear", weight=weight, bias=bias)(x, bias=bias)
+
+
+def test_an_activation_is_fixed_or_given(rng, by_cpu):
+    weight, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((40, 64), (3, 64)))
+    expected = REFERENCES["linear_activation"](x, weight, activation="gelu")
+    fixed, free = (
+        tp.prepare("linear_activation", weight=weight, activation="gelu"),
+        tp.prepare("linear_activation", weight=weight),
+    )
+    assert fixed.plain()["activation"] == "gelu"
+    for product, options in ((fixed, {}), (free, {"activation": "gelu"})):
+        assert product.explain(x, **options).prepared == "weight"
+        assert_matches(product(x, **options), expected, "float32", tolerance=64)
+    with pytest.raises(ValueError, match=r"^linear_activation: activation is 'tanh', expected one of 'relu'"):
+        tp.prepare("linear_activation", weight=weight, activation="tanh")(x)
 
 
 def test_numbers_that_are_not_finite_stay_in_their_row_and_column(matrix):

@@ -15,7 +15,7 @@ import tokenizers
 
 import tensorops as tp
 
-MATRICES = ("query", "key", "value", "dense")
+GELU = {"activation": "gelu"}
 
 
 def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
@@ -30,10 +30,10 @@ def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
     def parameters(name):
         return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
-    def linear(x, name):
+    def linear(x, name, operator=tp.linear, **options):
         if name in prepared:
             return prepared[name](x)
-        return tp.linear(x, *parameters(name))
+        return operator(x, *parameters(name), **options)
 
     def norm(x, name):
         return tp.layer_norm(x, *parameters(f"{name}.LayerNorm"), eps)
@@ -55,7 +55,7 @@ def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
     for layer in (f"encoder.layer.{i}" for i in range(layers)):
         attended = attend(x, f"{layer}.attention")
         x = norm(x + attended, f"{layer}.attention.output")
-        hidden = tp.gelu(linear(x, f"{layer}.intermediate.dense"))
+        hidden = linear(x, f"{layer}.intermediate.dense", tp.linear_activation, **GELU)
         x = norm(x + linear(hidden, f"{layer}.output.dense"), f"{layer}.output")
     x = x * xp.astype(valid, x.dtype)[:, :, None]
     return tp.l2_norm(xp.sum(x, axis=1))  # the mean has the direction of the sum
@@ -65,9 +65,11 @@ def prepare(weights):
     """Take the matrices out of `weights`, and return their products by name."""
     found = {}
     for name in [key.removesuffix(".weight") for key in weights]:
-        if name.endswith(MATRICES):
+        if name.endswith(("query", "key", "value", "dense")):
             parts = {part: weights.pop(f"{name}.{part}") for part in ("weight", "bias")}
-            found[name] = tp.prepare("linear", **parts)
+            gelu = GELU if "intermediate" in name else {}
+            operator = tp.linear_activation if gelu else tp.linear
+            found[name] = tp.prepare(operator, **parts, **gelu)
     return found
 
 

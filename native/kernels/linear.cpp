@@ -1,11 +1,12 @@
-// y = x · Wᵀ + bias for weights in float32 and half types.
+// y = f(x · Wᵀ + bias) for weights in float32 and half types.
 //
 // Work: see dot_tiles.h, and float_panels.h for many rows. Up to as many rows as a tile has read every weight once and
 //   are memory-bound; half types are then widened in registers, and for more rows once for all of them.
-// Precision: products and sums in float32; long rows in blocks that are added in double; one rounding to x's dtype.
+// Precision: products, sums and f in float32; long rows in blocks that are added in double; one rounding to x's dtype.
 // Bytes: the weights once for every chunk of rows.
 #include "linear.h"
 
+#include "functions.h"
 #include "linear_products.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -14,16 +15,49 @@ TENSOROPS_BLOCKS_OF_OUTPUTS()
 
 namespace {
 
+// Replaces some outputs by a function of theirs. One for each function, not for each dtype: a call is nothing next to
+// the products of as many outputs.
+using Replace = void (*)(float* y, std::int64_t n);
+
+template <class F>
+[[gnu::noinline]] void replace(float* y, std::int64_t n) {
+    put_row<false>(y, n, [y](std::int64_t i, std::int64_t k) { return F{}(load_some(y + i, k)); });
+}
+
+Replace replacement(Function function) {
+    switch (function) {
+        case Function::relu:
+            return replace<Relu>;
+        case Function::sigmoid:
+            return replace<Sigmoid>;
+        case Function::silu:
+            return replace<Silu>;
+        case Function::gelu:
+            return replace<Gelu>;
+        case Function::gelu_tanh:
+            return replace<GeluTanh>;
+        default:
+            return nullptr;
+    }
+}
+
 template <class T, class W>
 void products(const Linear& op) {
     const Scratch scratch(op.bias ? op.outputs * static_cast<std::int64_t>(sizeof(float)) : 0);
     float* bias = op.bias ? scratch.at<float>(0) : nullptr;
     if (bias) widen(op.bias_dtype, op.bias, bias, op.outputs);
     T* y = reinterpret_cast<T*>(op.y);
+    const Replace replace = op.function ? replacement(*op.function) : nullptr;
     each_product<T, W>(
         op, threads_of<W>(op),
         [=, outputs = op.outputs](std::int64_t row, std::int64_t first, std::int64_t width, const float* sums, int) {
-            store_outputs(y + row * outputs + first, sums, bias ? bias + first : nullptr, width);
+            T* const to = y + row * outputs + first;
+            const float* const own_bias = bias ? bias + first : nullptr;
+            if (!replace) return store_outputs(to, sums, own_bias, width);
+            float outputs_of_row[kBlockOutputs];
+            store_outputs(outputs_of_row, sums, own_bias, width);
+            replace(outputs_of_row, width);
+            store_outputs(to, outputs_of_row, nullptr, width);
         });
 }
 

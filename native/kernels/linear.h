@@ -1,12 +1,15 @@
 // The arguments of the kernels in linear.cpp and quantized_linear.cpp.
 #pragma once
 
+#include <optional>
+
+#include "activation.h"
 #include "elements.h"
 #include "rows.h"
 
 namespace tensorops {
 
-// y = x · Wᵀ + bias
+// y = f(x · Wᵀ + bias)
 struct Linear {
     Rows x;
     const char* weight;          // rows of contiguous elements, one for each output
@@ -17,6 +20,7 @@ struct Linear {
     Dtype x_dtype, weight_dtype, bias_dtype;
     std::int64_t few_rows = 0;  // what LinearChoice calls so, or 0: as it says
     bool is_packed = false;     // whether `weight` has columns instead, of a block of outputs after the other
+    std::optional<Function> function = {};  // f, one of those that linear.cpp lists
 };
 
 // What linear chooses for every call: up to how many rows of x half types are widened in registers, each time that they

@@ -2,6 +2,8 @@
 #include "linear.h"
 
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "checks.h"
 #include "parallel.h"
@@ -20,6 +22,19 @@ Reason refuse(const Call& call, const Array& x, const Array& weight, const Array
     return refuse_vector("bias", bias, weight.shape[0], "row of weight");
 }
 
+// The function of the sums, of those that the kernel computes.
+Reason read_function(const Value& activation, std::optional<Function>& function) {
+    constexpr std::pair<std::string_view, Function> kNames[] = {{"relu", Function::relu},
+                                                                {"sigmoid", Function::sigmoid},
+                                                                {"silu", Function::silu},
+                                                                {"gelu", Function::gelu},
+                                                                {"gelu_tanh", Function::gelu_tanh}};
+    if (activation.kind == Value::text)
+        for (const auto& [name, own] : kNames)
+            if (activation.view() == name) function = own;
+    return function ? Reason{} : "activation has no compiled kernel";
+}
+
 // Computes what `op` says of the weights, of arrays that have been checked.
 Reason compute(Call& call, Linear op, const Array& x, const Array& weight, const Array* bias) {
     Array y;
@@ -35,13 +50,10 @@ Reason compute(Call& call, Linear op, const Array& x, const Array& weight, const
     return {};
 }
 
-Reason product_of(Call& call, Reader& in, const Array& x, const Array& weight, const Array* bias,
-                  std::int64_t few_rows = 0) {
+Reason product_of(Call& call, Reader& in, Linear op, const Array& x, const Array& weight, const Array* bias) {
     if (!in.require(refuse(call, x, weight, bias))) return in.reason;
-    Linear op{};
     op.outputs = weight.shape[0];
     op.weight_stride = weight.stride(0);
-    op.few_rows = few_rows;
     return compute(call, op, x, weight, bias);
 }
 
@@ -51,7 +63,16 @@ TENSOROPS_OPERATOR(linear, "x, weight, bias=None") {
     Reader in(call);
     const Array &x = in.rows(), &weight = in.array();
     const Array* bias = in.optional();
-    return product_of(call, in, x, weight, bias);
+    return product_of(call, in, {}, x, weight, bias);
+}
+
+TENSOROPS_OPERATOR(linear_activation, "x, weight, bias=None, *, activation") {
+    Reader in(call);
+    const Array &x = in.rows(), &weight = in.array();
+    const Array* bias = in.optional();
+    Linear op{};
+    in.require(read_function(in.value(), op.function));
+    return product_of(call, in, op, x, weight, bias);
 }
 
 // With `few_rows` of the kernel: an operator of its own, as `linear` takes what its callers may write.
@@ -60,14 +81,15 @@ TENSOROPS_OPERATOR_FOR(python, linear_tuned, "x, weight, bias=None, *, few_rows=
     const Array &x = in.rows(), &weight = in.array();
     const Array* bias = in.optional();
     const Value& rows = in.value();
-    const std::int64_t few_rows = rows.kind == Value::integer ? rows.as_integer : 0;
-    in.require(rows.kind == Value::none || few_rows > 0, "few_rows is not a positive integer");
-    return product_of(call, in, x, weight, bias, few_rows);
+    Linear op{};
+    op.few_rows = rows.kind == Value::integer ? rows.as_integer : 0;
+    in.require(rows.kind == Value::none || op.few_rows > 0, "few_rows is not a positive integer");
+    return product_of(call, in, op, x, weight, bias);
 }
 
 // Columns of as many outputs as the target takes, one after another, and then those of the next ones; zeros fill the
 // last.
-TENSOROPS_OPERATOR_FOR(python, packed_linear, "x, weight, bias=None, *, outputs") {
+TENSOROPS_OPERATOR_FOR(python, packed_linear, "x, weight, bias=None, *, outputs, activation=None") {
     Reader in(call);
     const Array &x = in.rows(), &weight = in.array();
     const Array* bias = in.optional();
@@ -77,6 +99,8 @@ TENSOROPS_OPERATOR_FOR(python, packed_linear, "x, weight, bias=None, *, outputs"
     target().linear_choice({&few_rows, &width});
     Linear op{};
     op.outputs = number.kind == Value::integer ? number.as_integer : 0;
+    const Value& activation = in.value();
+    if (activation.kind != Value::none) in.require(read_function(activation, op.function));
     in.require(weight.dtype == Dtype::float32, "weight does not have dtype float32");
     in.require(weight.ndim == 3 && weight.is_contiguous(), "weight is not contiguous with 3 dimensions");
     if (in.failed()) return in.reason;

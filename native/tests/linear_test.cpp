@@ -75,40 +75,44 @@ void linear(Test& t) {
         for (double a : w) size.push_back(std::fabs(a));
         std::vector<Input> in{x, weight};
         if (!bias.values.empty()) in.push_back(bias);
-        t.check("linear", {is_long ? 64.0L : 16.0L, 0}, in, products(x.values, w, size, bias.values, rows, outputs, n),
-                [&](const Test::Call& call) {
-                    Linear op{};
-                    op.x = rows_of(x, call.in[0]);
-                    op.weight = call.in[1];
-                    op.weight_stride = weight.stride[0];
-                    op.outputs = outputs;
-                    op.bias = bias.values.empty() ? nullptr : call.in[2];
-                    op.y = call.out;
-                    op.x_dtype = t.dtype;
-                    op.weight_dtype = weight_dtype;
-                    op.bias_dtype = bias.dtype;
-                    op.few_rows = n % 3 * 8;  // 0: as the kernel chooses
-                    target().linear(op);
-                });
+        const bool activates = n % 3 == 1;
+        Expected expected = products(x.values, w, size, bias.values, rows, outputs, n);
+        if (activates)
+            for (auto& value : expected.value) value = value <= 0 ? 0 : value;
+        t.check("linear", {is_long ? 64.0L : 16.0L, 0}, in, expected, [&](const Test::Call& call) {
+            Linear op{};
+            if (activates) op.function = Function::relu;
+            op.x = rows_of(x, call.in[0]);
+            op.weight = call.in[1];
+            op.weight_stride = weight.stride[0];
+            op.outputs = outputs;
+            op.bias = bias.values.empty() ? nullptr : call.in[2];
+            op.y = call.out;
+            op.x_dtype = t.dtype;
+            op.weight_dtype = weight_dtype;
+            op.bias_dtype = bias.dtype;
+            op.few_rows = n % 3 * 8;  // 0: as the kernel chooses
+            target().linear(op);
+        });
         if (weight_dtype != Dtype::float32 || n > kMostPacked) continue;
         in[1] = packed(weight.values, outputs, n, kWidths[0]);
         in.insert(in.begin() + 2, packed(weight.values, outputs, n, kWidths[1]));
-        t.check("packed linear", {is_long ? 64.0L : 16.0L, 0}, in,
-                products(x.values, w, size, bias.values, rows, outputs, n), [&](const Test::Call& call) {
-                    std::int64_t few_rows = 0, width = 0;
-                    target().linear_choice({&few_rows, &width});
-                    Linear op{};
-                    op.x = rows_of(x, call.in[0]);
-                    op.weight = call.in[width == kWidths[0] ? 1 : 2];
-                    op.outputs = outputs;
-                    op.bias = bias.values.empty() ? nullptr : call.in[3];
-                    op.y = call.out;
-                    op.x_dtype = t.dtype;
-                    op.weight_dtype = Dtype::float32;
-                    op.bias_dtype = bias.dtype;
-                    op.is_packed = true;
-                    target().linear(op);
-                });
+        t.check("packed linear", {is_long ? 64.0L : 16.0L, 0}, in, expected, [&](const Test::Call& call) {
+            std::int64_t few_rows = 0, width = 0;
+            target().linear_choice({&few_rows, &width});
+            Linear op{};
+            if (activates) op.function = Function::relu;
+            op.x = rows_of(x, call.in[0]);
+            op.weight = call.in[width == kWidths[0] ? 1 : 2];
+            op.outputs = outputs;
+            op.bias = bias.values.empty() ? nullptr : call.in[3];
+            op.y = call.out;
+            op.x_dtype = t.dtype;
+            op.weight_dtype = Dtype::float32;
+            op.bias_dtype = bias.dtype;
+            op.is_packed = true;
+            target().linear(op);
+        });
     }
 }
 

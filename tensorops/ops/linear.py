@@ -13,10 +13,10 @@ from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT
 from tensorops._validation import as_choice, require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
-from tensorops.ops.activation import geglu, gelu, reglu, sigmoid, swiglu
+from tensorops.ops.activation import geglu, gelu, reglu, relu, sigmoid, silu, swiglu
 from tensorops.ops.quantization import as_format, check_blocks
 
-__all__ = ["embedding", "gated_linear_unit", "linear"]
+__all__ = ["embedding", "gated_linear_unit", "linear", "linear_activation"]
 
 
 def _check_matrix(name: str, label: str, weight: Array, x: Array) -> None:
@@ -32,6 +32,11 @@ def _check_linear(name: str, x: Array, weight: Array, bias: Array | None) -> Non
     _check_matrix(name, "weight", weight, x)
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, but weight has {weight.shape[0]} rows")
+
+
+def _check_linear_activation(name: str, x: Array, weight: Array, bias: Array | None, activation: str) -> dict[str, Any]:
+    _check_linear(name, x, weight, bias)
+    return {"activation": as_choice(name, "activation", activation, tuple(_ACTIVATIONS))}
 
 
 def _check_gated_linear_unit(
@@ -64,6 +69,10 @@ def _linear_rows(x: Array, weight: Array, bias: Array | None) -> RowAxes:
     out = x.ndim
     arrays = given(x=(x, every_axis(x)), weight=(weight, (out, columns)), bias=(bias, (out,)))
     return RowAxes(arrays, (*rows, out), whole=(columns,))
+
+
+def _activated_rows(x: Array, weight: Array, bias: Array | None, activation: str) -> RowAxes:
+    return _linear_rows(x, weight, bias)
 
 
 def _gated_rows(x: Array, gate_weight: Array, up_weight: Array, activation: str) -> RowAxes:
@@ -121,6 +130,60 @@ def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> Arr
     wide, w, b = widen(xp, x, weight, bias)
     y = xp.matmul(wide, xp.matrix_transpose(w))
     return narrow(xp, y if b is None else y + b, x)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": relu,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
+
+
+@operator(check=_check_linear_activation, rows=_activated_rows, calls=(linear, relu, sigmoid, silu, gelu))
+def linear_activation(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None, *, activation: str) -> ArrayT:
+    r"""Affine map of the last axis, and a function of the result: a dense layer.
+
+    .. math:: y = f(x W^\mathsf{T} + b)
+
+    It is computed by `linear` and an activation, whose kernels it uses, or by a kernel of its own, which writes the
+    result once.
+
+    Parameters
+    ----------
+    x : array, floating point, shape (..., in)
+        Input.
+    weight : array, shape (out, in)
+        Matrix :math:`W`.
+    bias : array, shape (out,), optional
+        Vector :math:`b`.
+    activation : {"relu", "sigmoid", "silu", "gelu", "gelu_tanh"}
+        The operator :math:`f`; the last one is `gelu` with its approximation by a hyperbolic tangent.
+
+    Returns
+    -------
+    array, shape (..., out)
+        Dtype, library and device of `x`. Half types are multiplied and summed in float32, in which :math:`f` is
+        computed: only the result is rounded.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point.
+    ValueError
+        If shapes do not match, or `activation` is not one of these names.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> x, weight = np.asarray([1.0, 2.0]), np.asarray([[1.0, 0.0], [-1.0, 0.0]])
+    >>> tensorops.linear_activation(x, weight, activation="relu")
+    array([1., 0.])
+    """
+    xp = get_namespace(x, weight, bias)
+    wide = xp.astype(x, compute_dtype(xp, x, weight, bias), copy=False)
+    return narrow(xp, _ACTIVATIONS[activation](linear(wide, weight, bias)), x)
 
 
 _GATED_UNITS: dict[str, Callable[[Array, Array], Array]] = {

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tensorops.testing._stored_blocks import decode, random_blocks
-from tensorops.testing.activation import geglu, gelu, reglu, sigmoid, swiglu
+from tensorops.testing.activation import geglu, gelu, reglu, relu, sigmoid, silu, swiglu
 from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
     EMPTY,
@@ -33,6 +33,15 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Fl
     """``x @ weight.T + bias`` with `weight` (out, in)."""
     y = float64(x) @ float64(weight).T
     return float64(y if bias is None else y + float64(bias))
+
+
+@quiet
+def linear_activation(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *, activation: str) -> Float64:
+    """Apply a function to ``x @ weight.T + bias``."""
+    y = linear(x, weight, bias)
+    if activation == "gelu_tanh":
+        return gelu(y, approximate="tanh")
+    return {"relu": relu, "sigmoid": sigmoid, "silu": silu, "gelu": gelu}[activation](y)
 
 
 @quiet
@@ -81,6 +90,44 @@ def _linear_cases() -> Iterator[Case]:
         tags=EXTREME,
     )
     yield case("special", lambda r: args(SPECIAL_ROWS, 1.0 + r.random((3, 4))), tags=SPECIAL)
+
+
+ACTIVATIONS = ("relu", "sigmoid", "silu", "gelu", "gelu_tanh")
+
+
+def _linear_activation_cases() -> Iterator[Case]:
+    case = partial(Case, "linear_activation", tolerance=64.0)
+
+    def call(r: np.random.Generator, name: str, n_in: int, n_out: int, *batch: int) -> Arguments:
+        # Sums of about the size of x
+        weight = normal(r, n_out, n_in, scale=max(n_in, 1) ** -0.5)
+        return args(normal(r, *batch, n_in), weight, normal(r, n_out), activation=name)
+
+    gates = np.linspace(-6.0, 6.0, 49)[:, None]  # exact in half types
+    for name in ACTIVATIONS:
+        yield case(name, partial(lambda r, name: call(r, name, 64, 33, 5), name=name))
+        tails = partial(lambda r, name: args(ones(4, 1), gates, activation=name), name=name)
+        yield case(f"tails_{name}", tails, scale_axis=())
+        special = partial(lambda r, name: args(SPECIAL_ROWS, 1.0 + r.random((3, 4)), activation=name), name=name)
+        yield case(f"special_{name}", special, tags=SPECIAL)
+    for n in ODD_LENGTHS:
+        yield case(f"in_{n}", partial(lambda r, n: call(r, "gelu", n, 5, 3), n=n), scale_axis=None)
+        yield case(f"out_{n}", partial(lambda r, n: call(r, "silu", 16, n, 3), n=n), scale_axis=None)
+    yield case("one_dimension", lambda r: call(r, "gelu", 17, 9))
+    yield case("panels", lambda r: call(r, "gelu", 64, 33, 40))  # many rows
+    yield case("batch", lambda r: call(r, "relu", 16, 8, 2, 3, 5))
+    yield case(
+        "float32_parameters",
+        lambda r: args(normal(r, 5, 33), single(normal(r, 17, 33)), single(normal(r, 17)), activation="gelu"),
+    )
+    yield case("empty_batch", lambda r: call(r, "gelu", 8, 4, 0), tags=EMPTY)
+    yield case("empty_in", lambda r: call(r, "gelu", 0, 4, 3), tags=EMPTY)
+    # The sum of -120000 is infinite in float16; that of the other sign has no finite result there.
+    yield case(
+        "overflows_between",
+        lambda r: args(np.full((2, 3), 200.0), np.full((4, 3), -200.0), activation="relu"),
+        tags=EXTREME,
+    )
 
 
 GATED_UNITS = ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")
@@ -165,6 +212,17 @@ ENTRIES = (
             ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(3, 8))),
         ),
         lambda m: Workload((m.x(), m.normal(m.features, m.features))),
+    ),
+    Entry(
+        linear_activation,
+        tuple(_linear_activation_cases()),
+        (
+            ("weight_features", ValueError, "weight", lambda: args(ones(2, 8), ones(3, 7), activation="relu")),
+            ("bias_length", ValueError, "bias", lambda: args(ones(2, 8), ones(3, 8), ones(4), activation="relu")),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(3, 8), activation="relu")),
+            ("activation", ValueError, "activation", lambda: args(ones(2, 8), ones(3, 8), activation="tanh")),
+        ),
+        lambda m: Workload((m.x(), m.normal(m.features, m.features)), {"activation": "gelu"}),
     ),
     Entry(
         gated_linear_unit,

@@ -44,6 +44,7 @@ def norms(x: Array, w: Array) -> None:
 def maps(x: Array, w: Array, scales: Array) -> None:
     assert_type(tp.linear(x, w), Array)
     assert_type(tp.gated_linear_unit(x, w, w, activation="geglu"), Array)
+    assert_type(tp.linear_activation(x, w, activation="gelu"), Array)
     assert_type(tp.quantized_linear(x, w, scales, scales, bits=8), Array)
     assert_type(tp.rope(x, w, dims=2), Array)
     assert_type(tp.rope(x, cos=w, sin=w, attention_factor=1.5), Array)

@@ -47,21 +47,24 @@ class Columns:
     blocks: Array
     outputs: int
     bias: Array | None
+    activation: str | None
 
     @property
     def nbytes(self) -> int:
         """The memory used, in bytes."""
         return int(self.blocks.nbytes + (0 if self.bias is None else self.bias.nbytes))
 
-    def supports(self, x: Array, *, bias: Array | None = None) -> str | None:
+    def supports(self, x: Array, *, bias: Array | None = None, activation: str | None = None) -> str | None:
         """Return why `x` cannot be multiplied by the weights, or ``None``."""
+        options = {"outputs": self.outputs, "activation": activation or self.activation}
         bias = self.bias if bias is None else bias
-        reason: str | None = _native.packed_linear_supports(x, self.blocks, bias, outputs=self.outputs)
+        reason: str | None = _native.packed_linear_supports(x, self.blocks, bias, **options)
         return reason
 
-    def __call__(self, x: Array, *, bias: Array | None = None) -> Any:
+    def __call__(self, x: Array, *, bias: Array | None = None, activation: str | None = None) -> Any:
         """Multiply, or return ``NotImplemented``."""
-        return _native.packed_linear(x, self.blocks, self.bias if bias is None else bias, outputs=self.outputs)
+        bias, activation = self.bias if bias is None else bias, activation or self.activation
+        return _native.packed_linear(x, self.blocks, bias, outputs=self.outputs, activation=activation)
 
     def plain(self) -> dict[str, Any]:
         """Return the original arrays."""
@@ -69,7 +72,7 @@ class Columns:
         return {"weight": rows[: self.outputs], **({} if self.bias is None else {"bias": self.bias})}
 
 
-def pack_linear(*, weight: Array, bias: Array | None = None) -> Columns | str:
+def pack_linear(*, weight: Array, bias: Array | None = None, activation: str | None = None) -> Columns | str:
     """Pack a matrix of float32 for `linear`, or return why that does not help."""
     if weight.dtype != np.float32:
         return f"weight has dtype {weight.dtype}: only float32 is packed"
@@ -83,8 +86,8 @@ def pack_linear(*, weight: Array, bias: Array | None = None) -> Columns | str:
     if rest:
         blocks[-1] = 0
         blocks[-1, :, :rest] = weight[-rest:].T
-    reason: str | None = _native.packed_linear_supports(weight[:1], blocks, bias, outputs=outputs)
-    return Columns(blocks, outputs, bias) if reason is None else reason
+    packed = Columns(blocks, outputs, bias, activation)
+    return packed.supports(weight[:1]) or packed
 
 
 @dataclass(frozen=True)

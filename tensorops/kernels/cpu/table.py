@@ -44,7 +44,11 @@ CONFIGURATIONS = {
         function=_native.linear_tuned,
     ),
 }
-PACK: dict[str, Callable[..., Packed | str]] = {"linear": panels.pack_linear, "quantized_linear": panels.pack}
+PACK: dict[str, Callable[..., Packed | str]] = {
+    "linear": panels.pack_linear,
+    "linear_activation": panels.pack_linear,
+    "quantized_linear": panels.pack,
+}
 
 OPERATORS = tuple(each for each in ops.every_operator() if each.__name__ in _native.operators())
 

@@ -10,5 +10,5 @@ from tensorops.kernels.torch_cpu import _linear  # noqa: F401 - registers itself
 from tensorops.kernels.torch_cpu._launch import register
 
 for _operator in table.OPERATORS:
-    if _operator.__name__ not in ("linear", "sample"):
+    if _operator.__name__ not in ("linear", "linear_activation", "sample"):
         register(_operator)
