@@ -15,27 +15,31 @@ TENSOROPS_BLOCKS_OF_OUTPUTS()
 
 namespace {
 
-// Replaces some outputs by a function of theirs. One for each function, not for each dtype: a call is nothing next to
-// the products of as many outputs.
-using Replace = void (*)(float* y, std::int64_t n);
+// Stores a function of some sums, with the bias if there is one. Called by its address, so that products are compiled
+// once for all functions: a call is nothing next to the products of as many outputs.
+template <class T>
+using Store = void (*)(T* y, const float* sums, const float* bias, std::int64_t n);
 
-template <class F>
-[[gnu::noinline]] void replace(float* y, std::int64_t n) {
-    put_row<false>(y, n, [y](std::int64_t i, std::int64_t k) { return F{}(load_some(y + i, k)); });
+template <class F, class T>
+[[gnu::noinline, gnu::flatten]] void store_function(T* y, const float* sums, const float* bias, std::int64_t n) {
+    put_row<false>(y, n, [=](std::int64_t i, std::int64_t k) {
+        return F{}(bias ? load_some(sums + i, k) + load_some(bias + i, k) : load_some(sums + i, k));
+    });
 }
 
-Replace replacement(Function function) {
+template <class T>
+Store<T> store_of(Function function) {
     switch (function) {
         case Function::relu:
-            return replace<Relu>;
+            return store_function<Relu, T>;
         case Function::sigmoid:
-            return replace<Sigmoid>;
+            return store_function<Sigmoid, T>;
         case Function::silu:
-            return replace<Silu>;
+            return store_function<Silu, T>;
         case Function::gelu:
-            return replace<Gelu>;
+            return store_function<Gelu, T>;
         case Function::gelu_tanh:
-            return replace<GeluTanh>;
+            return store_function<GeluTanh, T>;
         default:
             return nullptr;
     }
@@ -47,17 +51,13 @@ void products(const Linear& op) {
     float* bias = op.bias ? scratch.at<float>(0) : nullptr;
     if (bias) widen(op.bias_dtype, op.bias, bias, op.outputs);
     T* y = reinterpret_cast<T*>(op.y);
-    const Replace replace = op.function ? replacement(*op.function) : nullptr;
+    const Store<T> store = op.function ? store_of<T>(*op.function) : nullptr;
     each_product<T, W>(
         op, threads_of<W>(op),
         [=, outputs = op.outputs](std::int64_t row, std::int64_t first, std::int64_t width, const float* sums, int) {
             T* const to = y + row * outputs + first;
             const float* const own_bias = bias ? bias + first : nullptr;
-            if (!replace) return store_outputs(to, sums, own_bias, width);
-            float outputs_of_row[kBlockOutputs];
-            store_outputs(outputs_of_row, sums, own_bias, width);
-            replace(outputs_of_row, width);
-            store_outputs(to, outputs_of_row, nullptr, width);
+            store ? store(to, sums, own_bias, width) : store_outputs(to, sums, own_bias, width);
         });
 }
 
