@@ -23,7 +23,7 @@ import numpy as np
 
 # What is compared is imported in functions, as asv imports every file of this folder.
 SENTENCE = "The river, which had been dry since the summer before, carried so much water that the bridge was closed. "
-TURNS = 3
+TURNS = 10
 BATCHES = ((1, 1), (1, 10), (32, 1), (32, 5))  # sentences, and how often each says the above
 
 
@@ -89,4 +89,4 @@ def report(model: str, seconds: float, say: Callable[[str], object]) -> None:
 
 
 if __name__ == "__main__":
-    report(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 2.0, print)
+    report(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 8.0, print)

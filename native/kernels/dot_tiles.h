@@ -153,19 +153,20 @@ struct PackedRows {
 
 // Some outputs for a number of rows. row(index, buffer) returns a pointer to a row of W, from the `first` on, computed
 // in the buffer if necessary: `buffers` has room for kBlockOutputs of them, `line` bytes apart. Row r of x begins at
-// from(r); put(r, sums) takes its products.
-template <class X, class W, class Row, class From, class Put>
+// from(r); put(r, sums) takes its products, and fetch(r) what it needs for that, if it is called.
+template <class X, class W, class Row, class From, class Put, class Fetch = NoFetch>
 inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t first, std::int64_t width, const Row& row,
-                            char* buffers, std::int64_t line, const From& from, const Put& put) {
+                            char* buffers, std::int64_t line, const From& from, const Put& put,
+                            const Fetch& fetch = {}) {
     if constexpr (is_same<Row, PackedRows>) {
-        FloatPanel<kBlockOutputs>::each_row(count, n, nullptr, row.columns + first * n, from, put);
+        FloatPanel<kBlockOutputs>::each_row(count, n, nullptr, row.columns + first * n, from, put, fetch);
     } else {
         const W* w[kBlockOutputs + kTileColumns];
         for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
         std::fill(w + width, w + kBlockOutputs + kTileColumns, w[width - 1]);  // fills the tile; these are unused
         if constexpr (is_same<X, float> && is_same<W, float>)
             if (count >= kLeastRowsOfPanels && n <= kMostOfPanels)
-                return FloatPanel<kBlockOutputs>::each_row(count, n, w, nullptr, from, put);
+                return FloatPanel<kBlockOutputs>::each_row(count, n, w, nullptr, from, put, fetch);
         for (std::int64_t r = 0; r < count; r += kTileRows) {
             const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
             const X* x[kTileRows];
@@ -181,7 +182,8 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
 // prepare(from, to) converts a row of x to float32; without it, rows of x are used directly.
 //
 // put(row, first, width, sums, member) takes the products of a row of x with some rows of W, at most kBlockOutputs;
-// there is room for as many, and no two members of the team get the same ones.
+// there is room for as many, and no two members of the team get the same ones. fetch(row, first, width) is called
+// before that, where it helps.
 //
 // Work: threads take blocks of outputs as they become free.
 struct AsItIs {};
@@ -198,9 +200,9 @@ inline std::int64_t rows_of_chunk(std::int64_t count, std::int64_t line) {
 // Into how many parts rows may be divided that share an output: each makes a panel of its own.
 inline std::int64_t parts_of(std::int64_t rows) { return std::max<std::int64_t>(1, rows / (2 * kLeastRowsOfPanels)); }
 
-template <class T, class W, class Row, class Prepare, class Put>
+template <class T, class W, class Row, class Prepare, class Put, class Fetch = NoFetch>
 void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Prepare& prepare, int threads,
-                  const Put& put) {
+                  const Put& put, const Fetch& fetch = {}) {
     constexpr bool kPrepares = !is_same<Prepare, AsItIs>;
     using X = std::conditional_t<kPrepares, float, T>;
     const std::int64_t n = x.length, line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
@@ -229,7 +231,8 @@ void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Pre
             outputs_of_rows<X, W>(
                 to - from, n, first, width, row, scratch.at<char>(line * kBlockOutputs * member), line,
                 [&](std::int64_t r) { return x_row(from + r); },
-                [&](std::int64_t r, float* sums) { put(begin + from + r, first, width, sums, member); });
+                [&](std::int64_t r, float* sums) { put(begin + from + r, first, width, sums, member); },
+                [&](std::int64_t r) { fetch(begin + from + r, first, width); });
         });
     }
 }

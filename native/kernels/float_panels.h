@@ -16,12 +16,17 @@
 namespace tensorops::TENSOROPS_TARGET {
 
 inline constexpr std::int64_t kLeastRowsOfPanels = 32;
-inline constexpr std::int64_t kMostOfPanels =
-    16384;  // elements of a row: sums of 64 stretches are as accurate as one's
+inline constexpr std::int64_t kMostOfPanels = 16384;  // elements of a row: few stretches are as accurate as one
+
+// Fetches nothing.
+struct NoFetch {
+    template <class... Places>
+    void operator()(Places...) const {}
+};
 
 template <std::int64_t kOutputs>
 class FloatPanel {
-    static constexpr std::int64_t kLength = 256;       // of a stretch
+    static constexpr std::int64_t kLength = 512;       // of a stretch
     static constexpr std::int64_t kAddedInOrder = 64;  // products, before their sum is added to others
     static constexpr std::size_t kVectors = kOutputs / kFloats;
 #if defined(__AVX512F__)
@@ -33,10 +38,11 @@ class FloatPanel {
 
   public:
     // Calls put(r, sums) for the products of each row of x, which begins at from(r), and of W: its rows, or its columns
-    // one after the other in `packed`, if that is not null.
-    template <class From, class Put>
+    // one after the other in `packed`, if that is not null. Some thousand cycles before it calls fetch(r): stores to
+    // lines that are in no cache would keep those after them waiting.
+    template <class From, class Put, class Fetch = NoFetch>
     static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const float* packed,
-                         const From& from, const Put& put) {
+                         const From& from, const Put& put, const Fetch& fetch = {}) {
         // The last vector of a row may have lanes that are not used.
         const std::int64_t own = packed ? 0 : std::min(n, kLength) + kLanes<float>;
         const std::int64_t room = whole_lines(own * std::int64_t{sizeof(Sums)});
@@ -54,6 +60,7 @@ class FloatPanel {
                 if (s == 0) std::memset(to, 0, static_cast<std::size_t>(height) * sizeof(Sums));
                 const float* x[kRows];
                 for (std::int64_t i = 0; i < kRows; ++i) x[i] = from(std::min(r + i, count - 1)) + begin;
+                for (std::int64_t i = 0; s + 1 == stretches && i < height; ++i) fetch(r + i);
                 multiply_some<1>(x, length, panel, to, height);
                 for (std::int64_t i = 0; s + 1 == stretches && i < height; ++i) put(r + i, to[i]);
             }

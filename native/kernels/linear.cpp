@@ -58,6 +58,10 @@ void products(const Linear& op) {
             T* const to = y + row * outputs + first;
             const float* const own_bias = bias ? bias + first : nullptr;
             store ? store(to, sums, own_bias, width) : store_outputs(to, sums, own_bias, width);
+        },
+        [=, outputs = op.outputs](std::int64_t row, std::int64_t first, std::int64_t width) {
+            for (std::int64_t i = 0; i < width; i += 64 / sizeof(T))
+                __builtin_prefetch(y + row * outputs + first + i, 1);
         });
 }
 

@@ -17,9 +17,9 @@ int threads_of(const Linear& op) {
     return threads_for(blocks * parts_of(op.x.count), matrix_work(op.x.count, op.outputs, op.x.length, sizeof(W)));
 }
 
-// Calls `put` of dot_tiles.h with all products of x and W, without the bias.
-template <class T, class W, class Put>
-void each_product(const Linear& op, int threads, const Put& put) {
+// Calls `put` and `fetch` of dot_tiles.h with all products of x and W, without the bias.
+template <class T, class W, class Put, class Fetch = NoFetch>
+void each_product(const Linear& op, int threads, const Put& put, const Fetch& fetch = {}) {
     const std::int64_t n = op.x.length;
     const auto weight = [&op](std::int64_t i) { return reinterpret_cast<const W*>(op.weight + i * op.weight_stride); };
     const auto as_it_is = [weight](std::int64_t i, float*) { return weight(i); };
@@ -32,21 +32,21 @@ void each_product(const Linear& op, int threads, const Put& put) {
         const PackedRows packed{reinterpret_cast<const float*>(op.weight)};
         if (op.is_packed) {
             if constexpr (sizeof(T) == 4)
-                return each_product<T, W>(op.x, op.outputs, packed, AsItIs{}, threads, put);
+                return each_product<T, W>(op.x, op.outputs, packed, AsItIs{}, threads, put, fetch);
             else
-                return each_product<T, W>(op.x, op.outputs, packed, widen_x, threads, put);
+                return each_product<T, W>(op.x, op.outputs, packed, widen_x, threads, put, fetch);
         }
     }
     if (op.x.count <= few_rows(op))
-        each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put);
+        each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put, fetch);
     else if constexpr (sizeof(T) == 4 && sizeof(W) == 4)
-        each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put);
+        each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put, fetch);
     else if constexpr (sizeof(T) == 4)
-        each_product<T, float>(op.x, op.outputs, widened, AsItIs{}, threads, put);
+        each_product<T, float>(op.x, op.outputs, widened, AsItIs{}, threads, put, fetch);
     else if constexpr (sizeof(W) == 4)
-        each_product<T, float>(op.x, op.outputs, as_it_is, widen_x, threads, put);
+        each_product<T, float>(op.x, op.outputs, as_it_is, widen_x, threads, put, fetch);
     else
-        each_product<T, float>(op.x, op.outputs, widened, widen_x, threads, put);
+        each_product<T, float>(op.x, op.outputs, widened, widen_x, threads, put, fetch);
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET
