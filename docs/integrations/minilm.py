@@ -19,10 +19,7 @@ GELU = {"activation": "gelu"}
 
 
 def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
-    """Map token ids, shape (sentences, tokens), to unit vectors.
-
-    `valid` is 1 for tokens and 0 for padding; `prepared` has products by name.
-    """
+    """Map token ids, (sentences, tokens), to unit vectors; `valid` is 0 for padding."""
     xp = tp.get_namespace(ids)
     ids, valid = xp.asarray(ids), xp.asarray(valid)  # wraps arrays of MLX and PyOpenCL
     weights = {name: xp.asarray(weight) for name, weight in weights.items()}
@@ -35,7 +32,8 @@ def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
             return prepared[name](x)
         return operator(x, *parameters(name), **options)
 
-    def norm(x, name):
+    def add_norm(x, y, name):
+        x += y  # in place, where arrays can be written to
         return tp.layer_norm(x, *parameters(f"{name}.LayerNorm"), eps)
 
     def heads(x, name):
@@ -51,12 +49,12 @@ def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
     lengths = xp.sum(valid, axis=1)
     x = tp.embedding(ids, weights["embeddings.word_embeddings.weight"])
     x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1], :]
-    x = norm(x + weights["embeddings.token_type_embeddings.weight"][0, :], "embeddings")
+    types = weights["embeddings.token_type_embeddings.weight"]
+    x = add_norm(x, types[0, :], "embeddings")
     for layer in (f"encoder.layer.{i}" for i in range(layers)):
-        attended = attend(x, f"{layer}.attention")
-        x = norm(x + attended, f"{layer}.attention.output")
+        x = add_norm(attend(x, f"{layer}.attention"), x, f"{layer}.attention.output")
         hidden = linear(x, f"{layer}.intermediate.dense", tp.linear_activation, **GELU)
-        x = norm(x + linear(hidden, f"{layer}.output.dense"), f"{layer}.output")
+        x = add_norm(linear(hidden, f"{layer}.output.dense"), x, f"{layer}.output")
     x = x * xp.astype(valid, x.dtype)[:, :, None]
     return tp.l2_norm(xp.sum(x, axis=1))  # the mean has the direction of the sum
 
