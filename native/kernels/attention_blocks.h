@@ -94,14 +94,14 @@ struct Places {
 
 // ---- register blocks
 
-// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows that are `b_stride` bytes apart. Rows from
-// `ahead` on are prefetched meanwhile, unless it is null.
-template <std::int64_t kStep, std::int64_t kRow, std::size_t R, std::size_t N, class S>
+// sums[r][c] += a(r, i) · b(i, c) for i below n; a's rows are `a_stride` elements apart, and b's vectors lie in rows
+// that are `b_stride` bytes apart. Rows from `ahead` on are prefetched meanwhile, unless it is null.
+template <std::size_t R, std::size_t N, class S>
 inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a,
-                                                        const char* b, std::int64_t b_stride, std::int64_t n,
-                                                        const char* ahead) {
+                                                        std::int64_t a_stride, const char* b, std::int64_t b_stride,
+                                                        std::int64_t n, const char* ahead) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
-    for (std::int64_t i = 0; i < n; ++i, b += b_stride, a += kStep) {
+    for (std::int64_t i = 0; i < n; ++i, b += b_stride, ++a) {
         if (ahead) {
             for_each<N>([&](auto c) {
                 if constexpr (c * lanes * sizeof(S) % kLine == 0) fetch(ahead + c * lanes * sizeof(S));
@@ -111,7 +111,7 @@ inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[
         Vec<Compute<S>> column[N];
         for_each<N>([&](auto c) { column[c] = load(at<S>(b) + c * lanes); });
         for_each<R>([&](auto r) {
-            const Compute<S> x = a[r * kRow];
+            const Compute<S> x = a[static_cast<std::int64_t>(r) * a_stride];
             for_each<N>([&](auto c) { sums[r][c] += x * column[c]; });
         });
     }
@@ -129,8 +129,8 @@ void weigh_block(const Compute<S>* weights, const Places& values, std::int64_t o
     for (std::int64_t key = range.begin; key < range.end; key = part->end) {
         const char* v = values.find(key, part) + offset;
         const char* ahead = fetches ? values.ahead_of(key, part) : nullptr;
-        multiply_add<1, kTile, R, N, S>(sums, weights + key, v, values.stride, std::min(range.end, part->end) - key,
-                                        ahead ? ahead + offset : nullptr);
+        multiply_add<R, N, S>(sums, weights + key, kTile, v, values.stride, std::min(range.end, part->end) - key,
+                              ahead ? ahead + offset : nullptr);
     }
     for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
 }
@@ -151,16 +151,18 @@ Weigh<S> weigh_for(int rows, int columns) {
     return &weigh_block<S, R, N>;
 }
 
-// Scores of kRows rows with one panel of transposed keys.
-template <class C>
-void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
+// Scores of kRows rows with one panel of transposed keys, of which the first vectors are used.
+template <class C, int N = kColumns>
+void score_panel(int columns, const C* q, const C* panel, std::int64_t dim, C* scores) {
+    if constexpr (N > 1) {
+        if (columns < N) return score_panel<C, N - 1>(columns, q, panel, dim, scores);
+    }
     constexpr std::size_t lanes = kLanes<C>;
-    Vec<C> sums[kRows][kColumns];
-    for_each<kRows>([&](auto r) { for_each<kColumns>([&](auto c) { sums[r][c] = Vec<C>{}; }); });
-    multiply_add<kRows, 1, kRows, kColumns, C>(sums, q, reinterpret_cast<const char*>(panel), sizeof(Vec<C>) * kColumns,
-                                               dim, nullptr);
-    for_each<kRows>(
-        [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
+    Vec<C> sums[kRows][N];
+    for_each<kRows>([&](auto r) { for_each<N>([&](auto c) { sums[r][c] = Vec<C>{}; }); });
+    multiply_add<kRows, N, C>(sums, q, dim, reinterpret_cast<const char*>(panel), sizeof(Vec<C>) * kColumns, dim,
+                              nullptr);
+    for_each<kRows>([&](auto r) { for_each<N>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
 }
 
 // Prefetches what lies ahead of the keys of a range, `bytes` of each, so that the work on `keys` of them, which is done

@@ -233,22 +233,17 @@ class Worker {
     Places keys() const { return {key_parts_, plan_.in_blocks ? op_.dim * kBytes : op_.k_stride[2]}; }
     Places values() const { return {value_parts_, plan_.in_blocks ? op_.value_dim * kBytes : op_.v_stride[2]}; }
 
-    // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
+    // Scaled and widened, with zeros in the rows that fill the last register block.
     void pack_queries() {
         const std::int64_t dim = op_.dim;
-        if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
-        for (std::int64_t r = 0; r < count_; ++r) {
+        C* out = queries_;
+        for (std::int64_t r = 0; r < count_; ++r, out += dim) {
             const T* q = at<T>(query_[r]);
-            C* out = plan_.direct ? queries_ + r * dim : queries_ + r / kRows * kRows * dim + r % kRows;
-            for (std::int64_t i = 0; i < dim; i += lanes) {
-                const std::int64_t n = std::min(lanes, dim - i);
-                const V x = (n == lanes ? load(q + i) : load_part(q + i, n)) * plan_.scale;
-                if (plan_.direct)
-                    store(out + i, x);
-                else
-                    for (std::int64_t j = 0; j < n; ++j) out[(i + j) * kRows] = x[j];
-            }
+            std::int64_t i = 0;
+            for (; i + lanes <= dim; i += lanes) store(out + i, load(q + i) * plan_.scale);
+            if (i < dim) store_part(out + i, load_part(q + i, dim - i) * plan_.scale, dim - i);
         }
+        std::fill(out, queries_ + plan_.query_size(), C{0});
     }
 
     // ------------------------------------------------------------------ a tile of keys
@@ -333,17 +328,20 @@ class Worker {
         constexpr std::int64_t panel = Plan<T>::panel;
         const Part* part = key_parts_;
         for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
-            pack_keys(p, n, part);
+            const int columns = static_cast<int>((std::min(panel, range.end - p) + lanes - 1) / lanes);
+            pack_keys(p, n, columns, part);
             for (std::int64_t g = 0; g < groups_; ++g)
                 if (ranges_[g].begin < p + panel && ranges_[g].end > p)
-                    score_panel(queries_ + g * kRows * op_.dim, keys_, op_.dim, scores_ + g * kRows * kTile + p);
+                    score_panel(columns, queries_ + g * kRows * op_.dim, keys_, op_.dim,
+                                scores_ + g * kRows * kTile + p);
         }
     }
 
-    // One panel of keys, transposed; the last of n again beyond it. The first key is in `part` or a later one.
-    void pack_keys(std::int64_t first, std::int64_t n, const Part*& part) {
+    // The first vectors of a panel of keys, transposed; the last of n again beyond it. The first key is in `part` or a
+    // later one.
+    void pack_keys(std::int64_t first, std::int64_t n, int columns, const Part*& part) {
         constexpr std::int64_t panel = Plan<T>::panel;
-        for (std::int64_t key = 0; key < panel; key += lanes) {
+        for (std::int64_t key = 0; key < columns * lanes; key += lanes) {
             const T* from[lanes];
             keys().find(std::min(first + key, n - 1), n, part, from);
             for (std::int64_t i = 0; i < op_.dim; i += lanes) {
