@@ -33,8 +33,7 @@ def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
         return operator(x, *parameters(name), **options)
 
     def add_norm(x, y, name):
-        x += y  # in place, where arrays can be written to
-        return tp.layer_norm(x, *parameters(f"{name}.LayerNorm"), eps)
+        return tp.add_layer_norm(x, y, *parameters(f"{name}.LayerNorm"), eps)[0]
 
     def heads(x, name):
         split = xp.reshape(linear(x, name), (*x.shape[:2], num_heads, -1))
@@ -49,8 +48,8 @@ def embed(weights, ids, valid, *, layers, num_heads, eps, prepared):
     lengths = xp.sum(valid, axis=1)
     x = tp.embedding(ids, weights["embeddings.word_embeddings.weight"])
     x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1], :]
-    types = weights["embeddings.token_type_embeddings.weight"]
-    x = add_norm(x, types[0, :], "embeddings")
+    x = x + weights["embeddings.token_type_embeddings.weight"][0, :]
+    x = tp.layer_norm(x, *parameters("embeddings.LayerNorm"), eps)
     for layer in (f"encoder.layer.{i}" for i in range(layers)):
         x = add_norm(attend(x, f"{layer}.attention"), x, f"{layer}.attention.output")
         hidden = linear(x, f"{layer}.intermediate.dense", tp.linear_activation, **GELU)

@@ -32,7 +32,7 @@ void compute_rows(Call& call, void (*kernel)(const Op&), Op& op, const Array& x)
     const auto cut = [row_bytes](Op& part, std::int64_t begin, std::int64_t end) {
         take_part(part.x, begin, end);
         part.y += begin * row_bytes;
-        if constexpr (is_same<Op, RmsNorm>) {
+        if constexpr (!is_same<Op, GroupNorm>) {
             take_part(part.residual, begin, end);
             if (part.sum) part.sum += begin * row_bytes;
         }
@@ -47,6 +47,17 @@ void normalize(Call& call, RmsNorm& op, const Array& x, const Array* weight) {
     op.x_dtype = x.dtype;
     op.weight_dtype = weight ? scale.dtype() : x.dtype;
     compute_rows(call, target().rms_norm, op, x);
+}
+
+void normalize(Call& call, LayerNorm& op, const Array& x, const Array* weight, const Array* bias) {
+    const bool differ = weight && bias && weight->dtype != bias->dtype;
+    const RowParameter scale(weight, x, differ), shift(bias, x, differ);
+    op.x = rows_of(x);
+    op.weight = scale.data();
+    op.bias = shift.data();
+    op.x_dtype = x.dtype;
+    op.parameter_dtype = weight ? scale.dtype() : bias ? shift.dtype() : x.dtype;
+    compute_rows(call, target().layer_norm, op, x);
 }
 
 }  // namespace
@@ -117,15 +128,29 @@ TENSOROPS_OPERATOR(layer_norm, "x, weight=None, bias=None, eps=1e-05, *, axis=-1
     Array y;
     if (!call.make({{y, x}})) return call.reason;
     if (x.size() == 0) return {};
-    const bool differ = weight && bias && weight->dtype != bias->dtype;
-    const RowParameter scale(weight, x, differ), shift(bias, x, differ);
-    op.x = rows_of(x);
     op.y = y.data;
-    op.weight = scale.data();
-    op.bias = shift.data();
-    op.x_dtype = x.dtype;
-    op.parameter_dtype = weight ? scale.dtype() : bias ? shift.dtype() : x.dtype;
-    compute_rows(call, target().layer_norm, op, x);
+    normalize(call, op, x, weight, bias);
+    return {};
+}
+
+TENSOROPS_OPERATOR(add_layer_norm, "x, residual, weight=None, bias=None, eps=1e-05, *, axis=-1 -> y, sum") {
+    Reader in(call);
+    const Array &x = in.rows(), &residual = in.rows();
+    const Array *weight = in.optional(), *bias = in.optional();
+    LayerNorm op{};
+    op.eps = in.nonnegative();
+    in.last_axis(x, "x");
+    in.require(residual.dtype == x.dtype, "residual has another dtype than x");
+    in.require(residual.has_shape(x), "residual has another shape than x");
+    in.require(refuse_parameter("weight", weight, x));
+    if (!in.require(refuse_parameter("bias", bias, x))) return in.reason;
+    Array y, sum;
+    if (!call.make({{y, x}, {sum, x}})) return call.reason;
+    if (x.size() == 0) return {};
+    op.residual = rows_of(residual);
+    op.y = y.data;
+    op.sum = sum.data;
+    normalize(call, op, x, weight, bias);
     return {};
 }
 

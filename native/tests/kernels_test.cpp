@@ -95,29 +95,39 @@ void rms_norm(Test& t) {
     }
 }
 
-void add_rms_norm(Test& t) {
+// The norm of a sum with a residual, which norm(sum) expects, and the sum: results of one call of the kernel, run(op).
+template <class Op, class Norm, class Run>
+void add_and_normalize(Test& t, const std::string& name, const Norm& norm, const Run& run) {
     const Input x = rows_to_sum(t), residual = rows_to_sum(t);
     Input sum = x;
     const Format half = format_of(t.dtype), wide = format_of(t.dtype == Dtype::float64 ? t.dtype : Dtype::float32);
     for (std::size_t i = 0; i < sum.values.size(); ++i)
         sum.values[i] = rounded(half, rounded(wide, x.values[i] + residual.values[i]));
-    const auto check = [&](const char* name, Bound bound, const Expected& expected, char* RmsNorm::* result,
-                           char* RmsNorm::* other) {
-        t.check(name, bound, {x, residual}, expected, [&](const Test::Call& call) {
+    const auto check = [&](const std::string& what, Bound bound, const Expected& expected, char* Op::* result,
+                           char* Op::* other) {
+        t.check(what.c_str(), bound, {x, residual}, expected, [&](const Test::Call& call) {
             std::vector<char> elsewhere(sum.bytes() + 64);
-            RmsNorm op{};
+            Op op{};
             op.x = rows_of(x, call.in[0]);
             op.residual = rows_of(residual, call.in[1]);
             op.*result = call.out;
             op.*other = elsewhere.data() + (64 - reinterpret_cast<std::uintptr_t>(elsewhere.data()) % 64);
-            op.x_dtype = op.weight_dtype = t.dtype;
-            op.eps = 1e-6;
+            op.x_dtype = t.dtype;
             op.streaming = call.streaming;
-            target().rms_norm(op);
+            run(op);
         });
     };
-    check("add_rms_norm", {8, 8}, rms_norm_of(t, sum, {}, 1e-6, 0.0), &RmsNorm::y, &RmsNorm::sum);
-    check("add_rms_norm, the sum", {0, 0}, {sum.values, {}}, &RmsNorm::sum, &RmsNorm::y);
+    check(name, {8, 8}, norm(sum), &Op::y, &Op::sum);
+    check(name + ", the sum", {0, 0}, {sum.values, {}}, &Op::sum, &Op::y);
+}
+
+void add_rms_norm(Test& t) {
+    const auto norm = [&t](const Input& sum) { return rms_norm_of(t, sum, {}, 1e-6, 0.0); };
+    add_and_normalize<RmsNorm>(t, "add_rms_norm", norm, [&t](RmsNorm& op) {
+        op.weight_dtype = t.dtype;
+        op.eps = 1e-6;
+        target().rms_norm(op);
+    });
 }
 
 void l2_norm(Test& t) {
@@ -186,6 +196,15 @@ void layer_norm(Test& t) {
             target().layer_norm(op);
         });
     }
+}
+
+void add_layer_norm(Test& t) {
+    const auto norm = [&t](const Input& sum) { return layer_norm_of(t, sum, {}, 1e-5); };
+    add_and_normalize<LayerNorm>(t, "add_layer_norm", norm, [&t](LayerNorm& op) {
+        op.parameter_dtype = t.dtype;
+        op.eps = 1e-5;
+        target().layer_norm(op);
+    });
 }
 
 // The rows are groups of the channels of one element of a batch. Weight and bias have dtypes of their own.
@@ -356,6 +375,7 @@ constexpr Entry TESTS[] = {
     {"rms_norm", rms_norm, Lengths::all_and_long},
     {"add_rms_norm", add_rms_norm, Lengths::all_and_long},
     {"layer_norm", layer_norm, Lengths::all_and_long},
+    {"add_layer_norm", add_layer_norm, Lengths::all_and_long},
     {"group_norm", group_norm, Lengths::all_and_long},
     {"l2_norm", l2_norm, Lengths::all_and_long},
     {"activation", activation, Lengths::all},

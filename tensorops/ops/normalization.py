@@ -25,7 +25,7 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.ops._sums import mean_along, sum_along
 
-__all__ = ["add_rms_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "rms_norm"]
+__all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "rms_norm"]
 
 
 def _check_rms_norm(
@@ -68,6 +68,17 @@ def _check_layer_norm(
                 f"{name}: {label} has shape {tuple(parameter.shape)}, but axis {shown(axis)} of x has {normalized}"
             )
     return {"eps": eps, "axis": axes}
+
+
+def _check_add_layer_norm(
+    name: str, x: Array, residual: Array, weight: Array | None, bias: Array | None, eps: float, axis: int
+) -> dict[str, Any]:
+    require_floating(name, x=x, residual=residual)
+    require_same_dtype(name, x=x, residual=residual)
+    require_same_shape(name, x=x, residual=residual)
+    require_ndim(name, "x", x, 1)
+    index = normalize_axis(name, axis, x.ndim)
+    return {**_check_layer_norm(name, x, weight, bias, eps, index), "axis": index}
 
 
 def _check_group_norm(
@@ -124,6 +135,14 @@ def _add_rms_norm_rows(x: Array, residual: Array, weight: Array | None, axis: in
 def _layer_norm_rows(x: Array, weight: Array | None, bias: Array | None, axis: Axes, **_: Any) -> RowAxes:
     every = every_axis(x)
     return RowAxes(given(x=(x, every), weight=(weight, axis), bias=(bias, axis)), every, whole=axis)
+
+
+def _add_layer_norm_rows(
+    x: Array, residual: Array, weight: Array | None, bias: Array | None, axis: int, **_: Any
+) -> RowAxes:
+    every = every_axis(x)
+    arrays = given(x=(x, every), residual=(residual, every), weight=(weight, (axis,)), bias=(bias, (axis,)))
+    return RowAxes(arrays, every, whole=(axis,), sharing=2, results=2)
 
 
 def _group_norm_rows(x: Array, weight: Array | None, bias: Array | None, channel_axis: int, **_: Any) -> RowAxes:
@@ -290,6 +309,64 @@ def layer_norm(
     y = _divide_by_deviation(xp, wide, axes, eps)
     along = tuple(x.shape[a] if a in axes else 1 for a in range(x.ndim))
     return narrow(xp, _affine(xp, y, w, b, along), x)
+
+
+@operator(check=_check_add_layer_norm, rows=_add_layer_norm_rows, calls=(layer_norm,))
+def add_layer_norm(
+    x: ArrayT,
+    residual: ArrayInput,
+    weight: ArrayInput | None = None,
+    bias: ArrayInput | None = None,
+    eps: float = 1e-5,
+    *,
+    axis: int = -1,
+) -> tuple[ArrayT, ArrayT]:
+    r"""Add a residual, then subtract the mean and divide by the standard deviation.
+
+    .. math::
+
+        r' = x + r, \qquad y = \frac{r' - \operatorname{mean}(r')}{\sqrt{\operatorname{var}(r') + \varepsilon}}
+        \cdot w + b
+
+    Both are computed by `layer_norm` of a sum, whose kernels it uses, or by a kernel of its own.
+
+    Parameters
+    ----------
+    x, residual : array, floating point
+        Arrays of one shape and dtype; neither is changed.
+    weight, bias : array, optional
+        Scale :math:`w` and shift :math:`b`, one element for each position along `axis`.
+    eps : float, optional
+        :math:`\varepsilon`, added to the population variance (divided by the count).
+    axis : int, optional
+        The axis to normalize.
+
+    Returns
+    -------
+    y : array
+        The normalized sum: the next input of an encoder that normalizes after each layer, such as BERT.
+    new_residual : array
+        The sum, rounded to the dtype of `x`; `y` is computed from the rounded sum. It is the next residual where
+        layers are normalized before, as in GPT-2.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or `residual` and `x` differ in dtype.
+    ValueError
+        If shapes do not match, `x` has no such axis, or `eps` is negative.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> y, r = tensorops.add_layer_norm(np.asarray([1.0, 3.0]), np.asarray([2.0, 4.0]), eps=0.0)
+    >>> y, r
+    (array([-1.,  1.]), array([3., 7.]))
+    """
+    xp = get_namespace(x, residual, weight, bias)
+    a, b = widen(xp, x, residual)
+    new_residual = narrow(xp, a + b, x)
+    return layer_norm(new_residual, weight, bias, eps, axis=axis), new_residual
 
 
 @operator(check=_check_group_norm, rows=_group_norm_rows)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tensorops.testing.entries import Case, Entry, Maker, Workload
+from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
     DOUBLE,
     EMPTY,
@@ -110,6 +110,21 @@ def layer_norm(
     if bias is not None:
         y = y + _along(x, bias, axes)
     return float64(y)
+
+
+@quiet
+def add_layer_norm(
+    x: ArrayLike,
+    residual: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+    *,
+    axis: int = -1,
+) -> tuple[Float64, Float64]:
+    """``(layer_norm(x + residual, weight, bias, eps), x + residual)``."""
+    new_residual = float64(x) + float64(residual)
+    return layer_norm(new_residual, weight, bias, eps, axis=axis), float64(new_residual)
 
 
 @quiet
@@ -251,6 +266,37 @@ def _layer_norm_cases() -> Iterator[Case]:
     yield case("1e30", lambda r: args(alternating(1e30, 3, 17), *affine(r, 17)), dtypes=FLOAT32_RANGE, tags=OVERFLOW)
     yield case("1e-30", lambda r: args(alternating(1e-30, 3, 17)), dtypes=FLOAT32_RANGE, tags=EXTREME)
     yield case("special", lambda r: args(SPECIAL_ROWS, *affine(r, 4)), tags=SPECIAL)
+
+
+def _add_layer_norm_cases() -> Iterator[Case]:
+
+    case = partial(Case, "add_layer_norm", tolerance=32.0)
+
+    def call(r: np.random.Generator, *shape: int, **options: int) -> Arguments:
+        n = shape[options.get("axis", -1)]
+        return args(normal(r, *shape), normal(r, *shape), weights(r, n), normal(r, n), **options)
+
+    yield case("typical", lambda r: call(r, 4, 64))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: call(r, 3, n), n=n))
+    yield case("no_weight", lambda r: args(normal(r, 5, 33), normal(r, 5, 33)))
+    yield case("bias_alone", lambda r: args(normal(r, 5, 33), normal(r, 5, 33), None, normal(r, 33)))
+    yield case("batch", lambda r: call(r, 2, 3, 16))
+    yield case("middle_axis", lambda r: call(r, 2, 6, 5, axis=1), scale_axis=1)
+    yield case("positional_eps", lambda r: args(*call(r, 3, 16)[0], 1e-2))
+    yield case(
+        "float32_parameters",
+        lambda r: args(normal(r, 3, 33), normal(r, 3, 33), single(weights(r, 33)), single(normal(r, 33))),
+    )
+    yield case("cancels", lambda r: args(np.full((2, 8), 1.5), np.full((2, 8), -1.5), weights(r, 8), normal(r, 8)))
+    yield case("empty_batch", lambda r: call(r, 0, 8), tags=EMPTY)
+    yield case(
+        "1e30",
+        lambda r: args(alternating(1e30, 3, 17), alternating(2e30, 3, 17), weights(r, 17)),
+        dtypes=FLOAT32_RANGE,
+        tags=OVERFLOW,
+    )
+    yield case("special", lambda r: args(SPECIAL_ROWS, np.ones((6, 4)), weights(r, 4)), tags=SPECIAL)
 
 
 def _channels(r: np.random.Generator, count: int) -> dict[str, NDArray[np.float64]]:
@@ -403,6 +449,18 @@ ENTRIES = (
             ("nan_eps", ValueError, "eps", lambda: args(ones(2, 8), eps=float("nan"))),
         ),
         lambda m: Workload((m.x(), m.vector(), m.vector())),
+    ),
+    Entry(
+        add_layer_norm,
+        tuple(_add_layer_norm_cases()),
+        (
+            ("residual_shape", ValueError, "residual", lambda: args(ones(2, 8), ones(2, 7))),
+            ("weight_shape", ValueError, "weight", lambda: args(ones(2, 8), ones(2, 8), ones(7))),
+            ("bias_shape", ValueError, "bias", lambda: args(ones(2, 8), ones(2, 8), None, ones(8, 1))),
+            ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 8), ones(2, 8), axis=2)),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(2, 8))),
+        ),
+        lambda m: Workload((m.x(), m.x(), m.vector(), m.vector())),
     ),
     Entry(
         group_norm,

@@ -38,6 +38,7 @@ def norms(x: Array, w: Array) -> None:
     assert_type(tp.rms_norm(x), Array)
     assert_type(tp.rms_norm(x, w, 1e-5, axis=-1, weight_offset=1.0), Array)
     assert_type(tp.add_rms_norm(x, x, w), tuple[Array, Array])
+    assert_type(tp.add_layer_norm(x, x, w, w), tuple[Array, Array])
     assert_type(tp.layer_norm(x, weight=w, bias=w, axis=(-2, -1)), Array)
 
 
