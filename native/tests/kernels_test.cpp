@@ -105,7 +105,7 @@ void add_and_normalize(Test& t, const std::string& name, const Norm& norm, const
         sum.values[i] = rounded(half, rounded(wide, x.values[i] + residual.values[i]));
     const auto check = [&](const std::string& what, Bound bound, const Expected& expected, char* Op::* result,
                            char* Op::* other) {
-        t.check(what.c_str(), bound, {x, residual}, expected, [&](const Test::Call& call) {
+        t.check(what, bound, {x, residual}, expected, [&](const Test::Call& call) {
             std::vector<char> elsewhere(sum.bytes() + 64);
             Op op{};
             op.x = rows_of(x, call.in[0]);

@@ -1,6 +1,7 @@
 """Which operators the compiled kernels compute on torch tensors.
 
-`linear` is torch's own product, and `sample` is left out because it draws from NumPy's generators.
+`linear` is torch's own product, which `linear_activation` calls, and `sample` is left out because it draws from NumPy's
+generators.
 """
 
 from __future__ import annotations
