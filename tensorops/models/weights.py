@@ -108,7 +108,7 @@ def arrange(
     arranged = {
         "embedding": embedding,
         "norm": take("output_norm.weight"),
-        "frequencies": [host(_frequencies, weights), host(_local_frequencies, weights)],
+        "frequencies": [host(_frequencies, weights), host(_frequencies, weights, config.local_rope_base is not None)],
         "growth": host(_growth),
         "others": {
             weight.name.removesuffix(".weight"): take(weight.name)
@@ -158,19 +158,16 @@ def _on_host(weight: Stored) -> Float32:
     return np.asarray(host, dtype=np.float32)
 
 
-def _frequencies(config: ModelConfig, weights: Mapping[str, Stored]) -> Float32 | None:
-    """Return the scaled rotary frequencies, each divided by its factor in the file; None if those of the base apply."""
+def _frequencies(config: ModelConfig, weights: Mapping[str, Stored], has_own_base: bool = False) -> Float32 | None:
+    """Return the scaled rotary frequencies, each divided by its factor in the file; None if those of a base apply."""
+    if has_own_base:
+        return None
     length = "long" if config.context_length > (config.original_context_length or config.context_length) else "short"
     names = ("rope_freqs.weight", f"rope_factors_{length}.weight")
     factors = next((weights[name] for name in names if name in weights), None)
     if factors is None:
         return config.rotation.freqs.astype(np.float32) if config.is_scaled else None
     return np.asarray(config.rotation.freqs / _on_host(factors), dtype=np.float32)
-
-
-def _local_frequencies(config: ModelConfig, weights: Mapping[str, Stored]) -> Float32 | None:
-    """Return those of blocks with a window."""
-    return _frequencies(config, weights) if config.local_rope_base is None else None
 
 
 def _growth(config: ModelConfig) -> Float32 | None:
