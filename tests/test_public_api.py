@@ -296,7 +296,7 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     softmaxes = {"softmax", "log_softmax", "logsumexp"}
     tokens = {"scaled_dot_product_attention", "linear", "rope", "cross_entropy", "sample", "top_k"}
     recurrent = {"causal_conv1d", "gated_delta_rule"}
-    most = NORMS | products | softmaxes | tokens | recurrent
+    most = NORMS - {"add_layer_norm"} | products | softmaxes | tokens | recurrent  # which calls layer_norm
     assert most <= kernels_of("jax_ffi") <= (most | ACTIVATIONS - {"relu"}) & compiled
 
 

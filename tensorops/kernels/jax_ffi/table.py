@@ -69,7 +69,6 @@ for _operator in (
     activation.geglu,
     normalization.rms_norm,
     normalization.add_rms_norm,
-    normalization.add_layer_norm,
     normalization.layer_norm,
     normalization.l2_norm,
     activation.softmax,

@@ -149,6 +149,7 @@ TOO_LARGE = {
     ),
     "sample": lambda n: n.sample(wide(HALF, 2**60, 1), temperature=0.0),
     "top_k": lambda n: n.top_k(wide(HALF, 2**61, 1), 1),
+    "linear_activation": lambda n: n.linear_activation(*[wide(HALF, 2**31, 1)] * 2, activation="gelu"),
     "sample with numbers": lambda n: n.sample(wide(HALF, 2**60, 1), rng=np.random.default_rng(0)),
     "scaled_dot_product_attention": lambda n: n.scaled_dot_product_attention(
         wide(1.0, 1, 1, 2**50, 1), np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 16384))
