@@ -3,6 +3,8 @@
 The rows of a shape are the keys, its features those of all query heads; eight query heads share a key head.
 """
 
+import functools
+
 import numpy as np
 
 from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
@@ -32,6 +34,22 @@ class Attention(Benchmark):
         self.prepare(operator, implementation, [q, k, k], is_causal=True)
 
     def time_attention(self, operator, implementation, queries, shape, dtype):
+        self.call()
+
+
+class Sentences:
+    """Sentences of an encoder with 12 heads of 32 features, each token attending to all."""
+
+    params = [(32, 24), (32, 112), (1, 222)]
+    param_names = ("sentences x tokens",)
+
+    def setup(self, shape):
+        count, tokens = shape
+        heads = [normal(count, tokens, 12, 32).transpose(0, 2, 1, 3) for _ in range(3)]
+        self.call = functools.partial(scaled_dot_product_attention, *heads)
+        self.call()
+
+    def time_sentences(self, shape):
         self.call()
 
 

@@ -9,6 +9,7 @@ from tensorops import gated_linear_unit, gelu, linear, prepare, swiglu
 from tensorops.testing import BENCHMARK_SHAPES
 
 VOCABULARY = 8192
+DENSE = ["gated_linear_unit", "linear_activation"]
 # With more rows, this would benchmark the libraries' own matrix products.
 FEW_ROWS = [shape for shape in BENCHMARK_SHAPES if shape[0] <= 128]
 
@@ -25,25 +26,14 @@ class Linear(Benchmark):
         self.call()
 
 
-class LinearActivation(Benchmark):
-    params = (implementations(["linear_activation"]), FEW_ROWS, DTYPES)
-    param_names = ("implementation", "shape", "dtype")
+class Dense(Benchmark):
+    params = (DENSE, implementations(DENSE), FEW_ROWS, DTYPES)
+    param_names = ("operator", "implementation", "shape", "dtype")
 
-    def setup(self, implementation, shape, dtype):
-        self.prepare_workload("linear_activation", implementation, shape, dtype)
+    def setup(self, operator, implementation, shape, dtype):
+        self.prepare_workload(operator, implementation, shape, dtype)
 
-    def time_linear_activation(self, implementation, shape, dtype):
-        self.call()
-
-
-class GatedLinearUnit(Benchmark):
-    params = (implementations(["gated_linear_unit"]), FEW_ROWS, DTYPES)
-    param_names = ("implementation", "shape", "dtype")
-
-    def setup(self, implementation, shape, dtype):
-        self.prepare_workload("gated_linear_unit", implementation, shape, dtype)
-
-    def time_gated_linear_unit(self, implementation, shape, dtype):
+    def time_dense(self, operator, implementation, shape, dtype):
         self.call()
 
 

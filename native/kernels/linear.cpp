@@ -30,16 +30,11 @@ template <class F, class T>
 template <class T>
 Store<T> store_of(Function function) {
     switch (function) {
-        case Function::relu:
-            return store_function<Relu, T>;
-        case Function::sigmoid:
-            return store_function<Sigmoid, T>;
-        case Function::silu:
-            return store_function<Silu, T>;
-        case Function::gelu:
-            return store_function<Gelu, T>;
-        case Function::gelu_tanh:
-            return store_function<GeluTanh, T>;
+#define TENSOROPS_STORE(name, Type) \
+    case Function::name:            \
+        return store_function<Type, T>;
+        TENSOROPS_FUNCTIONS_OF_LINEAR(TENSOROPS_STORE)
+#undef TENSOROPS_STORE
         default:
             return nullptr;
     }

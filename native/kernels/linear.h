@@ -9,6 +9,10 @@
 
 namespace tensorops {
 
+// The functions f by their names, with their types in functions.h.
+#define TENSOROPS_FUNCTIONS_OF_LINEAR(one) \
+    one(relu, Relu) one(sigmoid, Sigmoid) one(silu, Silu) one(gelu, Gelu) one(gelu_tanh, GeluTanh)
+
 // y = f(x · Wᵀ + bias)
 struct Linear {
     Rows x;
@@ -20,7 +24,7 @@ struct Linear {
     Dtype x_dtype, weight_dtype, bias_dtype;
     std::int64_t few_rows = 0;  // what LinearChoice calls so, or 0: as it says
     bool is_packed = false;     // whether `weight` has columns instead, of a block of outputs after the other
-    std::optional<Function> function = {};  // f, one of those that linear.cpp lists
+    std::optional<Function> function = {};  // f, one of the above; without it, the sum itself
 };
 
 // What linear chooses for every call: up to how many rows of x half types are widened in registers, each time that they

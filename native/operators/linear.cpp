@@ -24,11 +24,9 @@ Reason refuse(const Call& call, const Array& x, const Array& weight, const Array
 
 // The function of the sums, of those that the kernel computes.
 Reason read_function(const Value& activation, std::optional<Function>& function) {
-    constexpr std::pair<std::string_view, Function> kNames[] = {{"relu", Function::relu},
-                                                                {"sigmoid", Function::sigmoid},
-                                                                {"silu", Function::silu},
-                                                                {"gelu", Function::gelu},
-                                                                {"gelu_tanh", Function::gelu_tanh}};
+#define TENSOROPS_NAMED(name, Type) {#name, Function::name},
+    constexpr std::pair<std::string_view, Function> kNames[] = {TENSOROPS_FUNCTIONS_OF_LINEAR(TENSOROPS_NAMED)};
+#undef TENSOROPS_NAMED
     if (activation.kind == Value::text)
         for (const auto& [name, own] : kNames)
             if (activation.view() == name) function = own;

@@ -24,6 +24,11 @@ Reason refuse_parameter(const char* name, const Array* p, const Array& x) {
     return refuse_parameter(name, p, x, x.length(), "axis -1 of x");
 }
 
+Reason refuse_residual(const Array& residual, const Array& x) {
+    if (residual.dtype != x.dtype) return "residual has another dtype than x";
+    return residual.has_shape(x) ? Reason{} : "residual has another shape than x";
+}
+
 // Computes the rows of op, whose results are as large as x.
 template <class Op>
 void compute_rows(Call& call, void (*kernel)(const Op&), Op& op, const Array& x) {
@@ -86,8 +91,7 @@ TENSOROPS_OPERATOR(add_rms_norm, "x, residual, weight=None, eps=1e-06, *, axis=-
     RmsNorm op{};
     op.eps = in.nonnegative();
     in.last_axis(x, "x");
-    in.require(residual.dtype == x.dtype, "residual has another dtype than x");
-    in.require(residual.has_shape(x), "residual has another shape than x");
+    in.require(refuse_residual(residual, x));
     if (!in.require(refuse_parameter("weight", weight, x))) return in.reason;
     Array y, sum;
     if (!call.make({{y, x}, {sum, x}})) return call.reason;
@@ -140,8 +144,7 @@ TENSOROPS_OPERATOR(add_layer_norm, "x, residual, weight=None, bias=None, eps=1e-
     LayerNorm op{};
     op.eps = in.nonnegative();
     in.last_axis(x, "x");
-    in.require(residual.dtype == x.dtype, "residual has another dtype than x");
-    in.require(residual.has_shape(x), "residual has another shape than x");
+    in.require(refuse_residual(residual, x));
     in.require(refuse_parameter("weight", weight, x));
     if (!in.require(refuse_parameter("bias", bias, x))) return in.reason;
     Array y, sum;

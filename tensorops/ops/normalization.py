@@ -44,12 +44,16 @@ def _check_rms_norm(
     return {"eps": eps, "axis": index, "weight_offset": weight_offset}
 
 
-def _check_add_rms_norm(
-    name: str, x: Array, residual: Array, weight: Array | None, eps: float, axis: int
-) -> dict[str, Any]:
+def _check_residual(name: str, x: Array, residual: Array) -> None:
     require_floating(name, x=x, residual=residual)
     require_same_dtype(name, x=x, residual=residual)
     require_same_shape(name, x=x, residual=residual)
+
+
+def _check_add_rms_norm(
+    name: str, x: Array, residual: Array, weight: Array | None, eps: float, axis: int
+) -> dict[str, Any]:
+    _check_residual(name, x, residual)
     options = _check_rms_norm(name, x, weight, eps, axis, 0.0)
     return {"eps": options["eps"], "axis": options["axis"]}
 
@@ -73,9 +77,7 @@ def _check_layer_norm(
 def _check_add_layer_norm(
     name: str, x: Array, residual: Array, weight: Array | None, bias: Array | None, eps: float, axis: int
 ) -> dict[str, Any]:
-    require_floating(name, x=x, residual=residual)
-    require_same_dtype(name, x=x, residual=residual)
-    require_same_shape(name, x=x, residual=residual)
+    _check_residual(name, x, residual)
     require_ndim(name, "x", x, 1)
     index = normalize_axis(name, axis, x.ndim)
     return {**_check_layer_norm(name, x, weight, bias, eps, index), "axis": index}

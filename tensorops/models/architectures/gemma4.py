@@ -29,10 +29,7 @@ class Gemma4(Decoder):
 
     names = ("gemma4",)
     model_types = ("gemma4_text",)
-    ignored_keys = frozenset(("attention.value_length_swa", "rope.dimension_count_swa"))
-    ignored_folder_keys = frozenset(
-        ("attention_k_eq_v", "num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
-    )
+    ignored_folder_keys = frozenset(("attention_k_eq_v", "num_global_key_value_heads", "vocab_size_per_layer_input"))
     folder_names = {  # noqa: RUF012
         "experts.down_proj": "ffn_down_exps",
         "experts.gate_up_proj": "ffn_gate_up_exps",
@@ -59,8 +56,11 @@ class Gemma4(Decoder):
             if kinds[block] not in kinds[:first]:
                 raise fields.error(f"{name}.attention.shared_kv_layers", f"{shared}: block {block} has no source")
             sources[block] = first - 1 - kinds[:first][::-1].index(kinds[block])
-        local = {"head_dim": fields.count(f"{name}.attention.key_length_swa", 256)}
-        overrides: dict[int, dict[str, Any]] = {block: dict(local) for block in windowed}
+        dim = fields.count(f"{name}.attention.key_length_swa", 256)
+        for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+            if (other := fields.count(f"{name}.{key}", dim)) != dim:
+                raise fields.error(f"{name}.{key}", f"{other} is not supported, only the {dim} features of a head")
+        overrides: dict[int, dict[str, Any]] = {block: {"head_dim": dim} for block in windowed}
         for block in range(first):
             if f"blk.{block}.attn_v.weight" not in fields.file.tensors:
                 overrides.setdefault(block, {})["keys_are_values"] = True
@@ -84,8 +84,9 @@ class Gemma4(Decoder):
         full |= next((of for number, of in of_layers.items() if layers[int(number)] == "full_attention"), {})
         heads = full["num_key_value_heads"] or config["num_key_value_heads"]
         experts: dict[str, Any] = {"expert_count": 0}
+        count, used = config.get("num_experts"), config.get("top_k_experts")
         if config.get("enable_moe_block"):
-            experts = {"expert_count": config.get("num_experts"), "expert_used_count": config.get("top_k_experts")}
+            experts = {"expert_count": count, "expert_used_count": used}
         wide = 2 if config.get("use_double_wide_mlp") else 1
         return {
             "attention.head_count_kv": [heads if kind == "full_attention" else config["num_key_value_heads"]
