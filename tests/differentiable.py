@@ -36,6 +36,8 @@ DIFFERENTIABLE = {
     "rms_norm-large": ((1e4 * normal(2, 5), None), {}),
     "add_rms_norm": ((normal(2, 4), normal(2, 4), normal(4)), {}),
     "layer_norm": ((normal(2, 5), normal(5), normal(5)), {}),
+    "add_layer_norm": ((normal(2, 4), normal(2, 4), normal(4), normal(4)), {}),
+    "linear_activation": ((normal(2, 4), normal(3, 4), normal(3)), {"activation": "gelu"}),
     "layer_norm-axes": ((normal(2, 3, 2), normal(2, 2), normal(2, 2)), {"axis": (0, 2)}),
     "group_norm": ((normal(2, 4, 3), 2, normal(4), normal(4)), {}),
     "group_norm-channels_last": ((normal(2, 3, 4), 2, normal(4), normal(4)), {"channel_axis": -1, "eps": 1e-2}),

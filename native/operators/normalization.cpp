@@ -250,6 +250,22 @@ TENSOROPS_OPERATOR(add_rms_norm_vjp,
     return differentiate(call, op, {sum, weight, nullptr, wanted}, dy);
 }
 
+TENSOROPS_OPERATOR(add_layer_norm_vjp,
+                   "sum, weight, bias, dy, dsum, eps=1e-05, *, axis=-1, wanted=-1 -> dx=dresidual, dweight, dbias") {
+    Reader in(call);
+    NormVjp op{};
+    op.norm = Norm::deviation;
+    const Array& sum = in.rows();
+    const Array *weight = in.optional(), *bias = in.optional();
+    const Array &dy = in.rows(), &dsum = in.rows();
+    op.eps = in.nonnegative();
+    in.last_axis(sum, "sum");
+    const std::int64_t wanted = in.integer();
+    if (!in.require(refuse_cotangent("dsum", dsum, sum))) return in.reason;
+    op.dsum = rows_of(dsum);
+    return differentiate(call, op, {sum, weight, bias, wanted}, dy);
+}
+
 TENSOROPS_OPERATOR(l2_norm_vjp, "x, dy, eps=1e-12, *, axis=-1 -> dx") {
     Reader in(call);
     NormVjp op{};

@@ -245,13 +245,14 @@ def _of_softmax(call: Differentiated) -> dict[str, Any]:
 
 
 def _of_sum(call: Differentiated) -> dict[str, Any]:
-    from tensorops.ops.normalization import rms_norm
+    from tensorops.ops.normalization import layer_norm, rms_norm
 
     (total,), (dy, dsum) = call.results, call.cotangents
-    given: dict[str, Any] = {name: call.arguments[name] for name in ("weight", "eps") if name in call.arguments}
+    given: dict[str, Any] = {name: x for name, x in call.arguments.items() if name not in ("x", "residual")}
     given["x"] = total
     names = {"x", *call.asked} - {"residual"}
-    found = _by_body(Differentiated(rms_norm, given, call.options, (), [dy], names))
+    norm = rms_norm if call.operator.__name__ == "add_rms_norm" else layer_norm
+    found = _by_body(Differentiated(norm, given, call.options, (), [dy], names))
     found["x"] = found["residual"] = found["x"] + dsum
     return found
 
@@ -302,4 +303,5 @@ _FORMULAS: dict[str, Callable[[Differentiated], dict[str, Any]]] = {
     "softmax": _of_softmax,
     "log_softmax": _of_softmax,
     "add_rms_norm": _of_sum,
+    "add_layer_norm": _of_sum,
 }

@@ -43,6 +43,7 @@ def arguments(name, shape):
         "rms_norm": [x, row, x[::-1]],
         "add_rms_norm": [x, row, x[::-1], x + 1],
         "layer_norm": [x, row, row, x[::-1]],
+        "add_layer_norm": [x, row, row, x[::-1], x + 1],
         "swiglu": [x, x + 1, x[::-1]],
         "geglu": [x, x + 1, x[::-1]],
         "reglu": [x, x + 1, x[::-1]],
