@@ -40,16 +40,15 @@ class Attention(Benchmark):
 class Sentences:
     """Sentences of an encoder with 12 heads of 32 features, each token attending to all."""
 
-    params = [(32, 24), (32, 112), (1, 222)]
-    param_names = ("sentences x tokens",)
+    params = ([1, 32], [24, 112, 222])
+    param_names = ("sentences", "tokens")
 
-    def setup(self, shape):
-        count, tokens = shape
+    def setup(self, count, tokens):
         heads = [normal(count, tokens, 12, 32).transpose(0, 2, 1, 3) for _ in range(3)]
         self.call = functools.partial(scaled_dot_product_attention, *heads)
         self.call()
 
-    def time_sentences(self, shape):
+    def time_sentences(self, count, tokens):
         self.call()
 
 
