@@ -21,12 +21,10 @@ struct Target {
 
     // Whether panel_linear is quicker than quantized_linear: products of bytes must be one instruction.
     bool gains_by_panels() const { return needs.find("avx512vnni") != std::string_view::npos; }
-    // Whether interleaved_linear multiplies blocks of a format quicker than block_linear: with products of bytes in one
-    // instruction all, with AVX2 those of which the sums of many products fit 16 bits.
+    // Whether interleaved_linear multiplies blocks of a format: where it is quicker than block_linear
     bool interleaves(Format format) const {
         const bool is_avx2 = needs.find("avx2") != needs.npos && needs.find("avx512") == needs.npos;
-        const int largest = largest_interleaved(format);
-        return largest > 0 && (gains_by_panels() || (is_avx2 && largest <= 31));
+        return has_interleaved(format) && (gains_by_panels() || is_avx2);
     }
 };
 

@@ -27,7 +27,11 @@ struct BlockDefaults {
     static constexpr bool kHasTable = false;            // of values, in which codes are places: kTable
     static constexpr std::uint8_t kSign = 0;            // is added to signed bytes
     static constexpr bool kIsInterleaved = false;       // its products have a kernel for interleaved blocks, too
-    // Of the g-th group of these, for a vector of outputs: halves in front of codes, unless the format says otherwise
+    // Where a half is that `units_of_scale<g>(blocks, v)`, which are integers, are multiplied by; none without these.
+    // Minima have one, too, and are negative.
+    static constexpr int kUnit = -1, kUnitOfMinima = -1;
+    // Without units, of the g-th group of these, for a vector of outputs: halves in front of codes, unless the format
+    // says otherwise
     template <int g, class Blocks>
     static Vec<float> scale_of(const Blocks& blocks, int v) {
         return blocks.template half<0>(v);
@@ -41,13 +45,20 @@ struct BlockDefaults {
 // Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones
 constexpr Field nibbles_of_32(int eight) { return {eight % 2 * 8, eight / 2 * 4}; }
 
-// Interleaved blocks: vectors whose lanes are rows, the `v`th of all
+// Interleaved blocks: vectors whose lanes are rows, numbered from the `first` one on. Words have an address of their
+// own, so that their places are numbers in instructions.
 template <class F>
 struct InterleavedBlocks {
-    const std::uint8_t* p;
+    const std::uint8_t *p, *words;
+    std::int64_t first;
 
-    const std::uint8_t* at(int offset, int v) const { return p + kInterleavedRows * offset + kVectorBytes * v; }
-    U32 word(int offset, int v) const { return load_bits<U32>(at(offset, v)); }
+    InterleavedBlocks(const char* blocks, std::int64_t vector)
+        : p(reinterpret_cast<const std::uint8_t*>(blocks)), words(p + kVectorBytes * vector), first(vector) {}
+    void next() {
+        p += kInterleavedRows * F::kBytes;
+        words += kInterleavedRows * F::kBytes;
+    }
+    U32 word(int offset, int v) const { return load_bits<U32>(words + kInterleavedRows * offset + kVectorBytes * v); }
     I32 signed_byte(int offset, int v) const {
         const auto shift = static_cast<std::uint32_t>(24 - offset % 4 * 8);
         return reinterpret_cast<I32>(word(offset - offset % 4, v) << shift) >> 24;
@@ -56,10 +67,10 @@ struct InterleavedBlocks {
     // That in front of all words
     U32 first_byte(int v) const {
 #if defined(__AVX512F__)
-        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(p + 16 * v)));
+        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(p + 16 * (first + v))));
 #else
         return reinterpret_cast<U32>(
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * v))));
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * (first + v)))));
 #endif
     }
     // A half that is alone, or one of the two in a word
@@ -67,7 +78,7 @@ struct InterleavedBlocks {
     Vec<float> half(int v) const {
         constexpr int odd = F::kBytes % 4, lead = F::kElements == 32 ? odd : 0;
         constexpr bool is_alone = odd == 2 && (lead == 2 ? kOffset == 0 : kOffset == F::kBytes - 2);
-        const std::uint8_t* alone = p + kInterleavedRows * kOffset + kVectorBytes / 2 * v;
+        const std::uint8_t* alone = p + kInterleavedRows * kOffset + kVectorBytes / 2 * (first + v);
         U32 of_words{};
         if constexpr (!is_alone) of_words = word(kOffset - kOffset % 4, v) >> kOffset % 4 * 8 & 0xffff;
 #if defined(__AVX512F__)

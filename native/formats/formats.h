@@ -74,28 +74,23 @@ inline Format find_format(std::string_view name) {
 
 inline const FormatSize& size_of(Format format) { return kFormats[static_cast<int>(format)]; }
 
-// The largest code of a format whose struct has what products with interleaved blocks need, else 0
-constexpr int largest_interleaved(Format format) {
+// Whether a format's struct has what products with interleaved blocks need
+constexpr bool has_interleaved(Format format) {
     switch (format) {
+        case Format::iq4_nl:
+        case Format::iq4_xs:
+        case Format::mxfp4:
         case Format::q4_0:
         case Format::q4_1:
         case Format::q4_k:
-            return 15;
-        case Format::mxfp4:
-            return 24;
         case Format::q5_0:
         case Format::q5_1:
         case Format::q5_k:
-            return 31;
         case Format::q6_k:
-            return 63;
-        case Format::iq4_nl:
-        case Format::iq4_xs:
-            return 240;
         case Format::q8_0:
-            return 255;
+            return true;
         default:
-            return 0;
+            return false;
     }
 }
 

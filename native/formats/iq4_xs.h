@@ -23,12 +23,12 @@ struct iq4_xs : BlockDefaults {
     }
 
     static constexpr bool kIsInterleaved = true;
+    static constexpr int kUnit = 0;
     template <int g, class Blocks>
-    static Vec<float> scale_of(const Blocks& blocks, int v) {
+    static I32 units_of_scale(const Blocks& blocks, int v) {
         const U32 lower = blocks.word(4, v) >> static_cast<std::uint32_t>(4 * g) & 15;
         const U32 upper = blocks.word(0, v) >> static_cast<std::uint32_t>(16 + 2 * g) & 3;
-        const I32 six = reinterpret_cast<I32>(lower | upper << 4) - 32;
-        return blocks.template half<0>(v) * __builtin_convertvector(six, Vec<float>);
+        return reinterpret_cast<I32>(lower | upper << 4) - 32;
     }
 };
 

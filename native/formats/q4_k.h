@@ -17,14 +17,14 @@ inline std::uint64_t six_bit_minima(const std::uint8_t* p) {
 
 // That of a group, in lanes; `first` is the word with the first four, and the upper bits of the others.
 template <int g, class Blocks>
-inline Vec<float> six_bits_of(const Blocks& blocks, int v, int first, int shift_of_last) {
+inline I32 six_bits_of(const Blocks& blocks, int v, int first, int shift_of_last) {
     U32 six;
     if (g < 4)
         six = blocks.word(first, v) >> static_cast<std::uint32_t>(8 * g) & 63;
     else
         six = (blocks.word(12, v) >> static_cast<std::uint32_t>(8 * (g - 4) + shift_of_last) & 15) |
               (blocks.word(first, v) >> static_cast<std::uint32_t>(8 * (g - 4) + 2) & 48);
-    return __builtin_convertvector(reinterpret_cast<I32>(six), Vec<float>);
+    return reinterpret_cast<I32>(six);
 }
 
 #if defined(__AVX512F__)
@@ -55,13 +55,14 @@ struct q4_k : BlockDefaults {
 #endif
 
     static constexpr bool kIsInterleaved = true;
+    static constexpr int kUnit = 0, kUnitOfMinima = 2;
     template <int g, class Blocks>
-    static Vec<float> scale_of(const Blocks& blocks, int v) {
-        return blocks.template half<0>(v) * six_bits_of<g>(blocks, v, 4, 0);
+    static I32 units_of_scale(const Blocks& blocks, int v) {
+        return six_bits_of<g>(blocks, v, 4, 0);
     }
     template <int g, class Blocks>
-    static Vec<float> minimum_of(const Blocks& blocks, int v) {
-        return -(blocks.template half<2>(v) * six_bits_of<g>(blocks, v, 8, 4));
+    static I32 units_of_minimum(const Blocks& blocks, int v) {
+        return six_bits_of<g>(blocks, v, 8, 4);
     }
 };
 

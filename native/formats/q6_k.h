@@ -14,9 +14,10 @@ struct q6_k : BlockDefaults {
     }
 
     static constexpr bool kIsInterleaved = true;
+    static constexpr int kUnit = 208;
     template <int g, class Blocks>
-    static Vec<float> scale_of(const Blocks& blocks, int v) {
-        return blocks.template half<208>(v) * __builtin_convertvector(blocks.signed_byte(192 + g, v), Vec<float>);
+    static I32 units_of_scale(const Blocks& blocks, int v) {
+        return blocks.signed_byte(192 + g, v);
     }
 };
 

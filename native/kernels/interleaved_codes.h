@@ -11,14 +11,23 @@ namespace tensorops::TENSOROPS_TARGET {
 
 #if defined(TENSOROPS_INTERLEAVED)
 
-// Whether their products are computed in integers: see Target::interleaves
-#if defined(__AVX512VNNI__)
-template <class F>
-inline constexpr bool kInterleaves = F::kIsInterleaved;
-#else
-template <class F>
-inline constexpr bool kInterleaves = F::kIsInterleaved && F::kMax <= 31;
-#endif
+// The scale of the g-th group of blocks, of a vector of outputs, and the minimum
+template <class F, int g>
+inline Vec<float> scale_of(InterleavedBlocks<F> blocks, int v) {
+    if constexpr (F::kUnit < 0)
+        return F::template scale_of<g>(blocks, v);
+    else
+        return blocks.template half<F::kUnit>(v) *
+               __builtin_convertvector(F::template units_of_scale<g>(blocks, v), Vec<float>);
+}
+template <class F, int g>
+inline Vec<float> minimum_of(InterleavedBlocks<F> blocks, int v) {
+    if constexpr (F::kUnitOfMinima < 0)
+        return F::template minimum_of<g>(blocks, v);
+    else
+        return -(blocks.template half<F::kUnitOfMinima>(v) *
+                 __builtin_convertvector(F::template units_of_minimum<g>(blocks, v), Vec<float>));
+}
 
 // The codes of the g-th group of blocks
 template <class F, int g>

@@ -2,11 +2,14 @@
 //
 // Work: the lanes of a vector are outputs, so that nothing is summed over lanes, and a scale needs no place found for
 //   it: a word of a block has neighbouring codes of an output, which one instruction multiplies by digits of x and
-//   adds; with AVX2, two do. A few rows of x are multiplied by blocks as they are; for more, codes become bytes first,
-//   as for blocks in the order of files: see block_panels.h.
+//   adds. With AVX2, two do for codes whose products fit 16 bits; another adds neighbours, and multiplies them by what
+//   is an integer of scales. Larger codes become words of 16 bits, those at even and at odd places apart. A few rows of
+//   x are multiplied by blocks as they are; for more, codes become bytes first, as for blocks in the order of files:
+//   see block_panels.h.
 // Precision: as block_linear.cpp.
-// Bytes: the blocks once for every kPanelRows rows of x. Those of less than 8 bits are fetched ahead, as the codes of a
-//   group are not next to those of the one before, and all for several rows, whose products leave memory idle.
+// Bytes: the blocks once for every kPanelRows rows of x, fetched ahead where the processor does not do it by itself:
+// the
+//   codes of a group are not next to those of the one before, and products leave memory idle.
 #include "block_linear.h"
 #include "block_outputs.h"
 #include "block_panels.h"
@@ -20,34 +23,36 @@ namespace {
 
 constexpr std::int64_t kAhead = 16384;  // how many bytes ahead blocks are fetched
 
-// The rows of x that are multiplied by blocks as they are
-template <class D>
-constexpr std::int64_t kFewRows = kHasPanels<D> && D::kCount == 3 ? 32 : 16;
+// The rows of x that are multiplied by blocks as they are: more if others become float32 or, with AVX-512, three digits
+constexpr std::int64_t kMostFewRows = 32;
+template <class F, class D>
+constexpr std::int64_t kFewRows = D::kCount > 1 && (kHasPanels<D> || F::kGroup == 32) ? kMostFewRows : 16;
 static_assert(kFewOfExpert <= 16);
 
 // The scales, and minima if there are any, of some outputs of blocks, group by group
 template <class F>
-inline __attribute__((always_inline)) void find_factors(InterleavedBlocks<F> blocks, int vector, float* scales,
-                                                        float* minima) {
+inline __attribute__((always_inline)) void find_factors(InterleavedBlocks<F> blocks, float* scales, float* minima) {
     for_each<F::kElements / F::kGroup>([&](auto number) TENSOROPS_INLINED {
         constexpr int g = static_cast<int>(number);
         for (int v = 0; v < kPanelVectors; ++v) {
             const int place = g * static_cast<int>(kPanelOutputs) + v * static_cast<int>(kFloats);
-            store(scales + place, F::template scale_of<g>(blocks, vector + v));
-            if constexpr (F::kHasMinima) store(minima + place, F::template minimum_of<g>(blocks, vector + v));
+            store(scales + place, scale_of<F, g>(blocks, v));
+            if constexpr (F::kHasMinima) store(minima + place, minimum_of<F, g>(blocks, v));
         }
     });
 }
 
-// A group of a row of x: where its digits are, and what the sums of products with them start from
+// The g-th group of the b-th block, of a row of x: where its digits are, and what the sums of products with them start
+// from
 template <class F, class D>
 struct XGroup {
 #if defined(__AVX512VNNI__)
+    static constexpr int kBlocks = kPiece / F::kElements;
     static constexpr int kOfDigit = kPiece;  // in the order of codes_by_group
     static constexpr int place(int number) { return place_in_block<F::kGroup>(4 * number); }
-    XGroup(const XRow<D>& x, std::int64_t g)
-        : block(x.blocks[g * F::kGroup / kPiece]),
-          group(g % (kPiece / F::kGroup)),
+    XGroup(const XRow<D>& x, std::size_t b, int g)
+        : block(x.blocks[b / kBlocks]),
+          group(static_cast<int>(b % kBlocks) * (F::kElements / F::kGroup) + g),
           digits(block.digits[0][0] + group * (F::kGroup / 4)) {}
     void start(std::int32_t (&to)[D::kCount]) const {
         for (int d = 0; d < D::kCount; ++d) {
@@ -56,43 +61,79 @@ struct XGroup {
         }
     }
 #else
-    static constexpr int kOfDigit = kCodes;
+    static constexpr int kOfDigit = sizeof(XBlock<D>::digits[0]);
     static constexpr int place(int number) { return 4 * number; }
-    XGroup(const XRow<D>& x, std::int64_t g)
-        : block(x.blocks[g * F::kGroup / kCodes]),
+    XGroup(const XRow<D>& x, std::size_t b, int g)
+        : block(x.blocks[b * (F::kElements / kCodes) + static_cast<std::size_t>(g * F::kGroup / kCodes)]),
           group(g % (kCodes / F::kGroup)),
-          digits(block.digits[0][0] + group * F::kGroup) {}
-    void start(std::int32_t (&to)[D::kCount]) const {  // they are one number for all digits
-        const std::int32_t* lanes = block.start[0] + group * (F::kGroup / 4);
-        const auto all = std::accumulate(lanes, lanes + F::kGroup / 4, std::int64_t{0});
-        if constexpr (D::kCount == 1) {
-            to[0] = static_cast<std::int32_t>(all);
+          digits(reinterpret_cast<const std::int8_t*>(block.digits) + group * F::kGroup) {}
+    void start(std::int32_t (&to)[D::kCount]) const {  // of gather_starts
+        const int lane = group * (F::kGroup / 4);
+        if constexpr (D::kSums == D::kCount) {
+            for (int d = 0; d < D::kCount; ++d) to[d] = block.start[d][lane];
         } else {
-            to[0] = static_cast<std::int32_t>(all >> 16);
+            to[0] = block.start[0][lane];
             to[1] = 0;
-            to[2] = static_cast<std::int32_t>(all & 0xffff);
+            to[2] = block.start[0][lane + 1];
         }
     }
 #endif
     const XBlock<D>& block;
-    std::int64_t group;  // of the block
+    int group;  // of the block
     const std::int8_t* digits;
+};
+
+// Fetches lines of a later block, a few for each word that is multiplied. GCC would put those of all words in front of
+// the products, which wait then; and it would keep words on the stack of which several groups have bits.
+template <class F, bool kFetches>
+struct Ahead {
+    static constexpr std::int64_t kBytes = kPanelOutputs * F::kBytes, kWords = F::kElements / 4;
+    const char* from;
+
+    void fetch(std::int64_t word) const {
+        constexpr std::int64_t kLine = 64;
+        const auto line = [](std::int64_t w) { return (w * kBytes / kWords + kLine - 1) / kLine; };
+        if constexpr (!kFetches) return;
+        for (std::int64_t l = line(word); l < line(word + 1); ++l) __builtin_prefetch(from + l * kLine, 0, 2);
+        asm volatile("" ::: "memory");
+    }
 };
 
 // Sums of products with a group of some rows, digit by digit
 template <int kRows, class D>
 using Sums = I32[kRows][D::kCount][kPanelVectors];
 
-template <class F, class D, int kRows, int g>
-inline __attribute__((always_inline)) void add_products(const Group<F, g>& codes_of, int vector,
-                                                        const std::int8_t* const (&digits)[kRows],
-                                                        Sums<kRows, D>& sums) {
-    using X = XGroup<F, D>;
+// Whether what is an integer of scales is multiplied as one
 #if defined(__AVX512VNNI__)
-    for_each<F::kGroup / 4>([&](auto number) TENSOROPS_INLINED {
+template <class F, class D>
+inline constexpr bool kMultipliesUnits = false;
+#else
+template <class F, class D>
+inline constexpr bool kMultipliesUnits = F::kUnit >= 0 && D::kOfBytes;
+
+// GCC would add products in another order, for which registers do not suffice.
+template <class V>
+inline __attribute__((always_inline)) void add_in_order(V& to, V products) {
+    V sum = to + products;
+    asm("" : "+x"(sum));
+    to = sum;
+}
+#endif
+
+// `units` are the integers of the group's scales.
+template <class F, class D, int kRows, int g, class Fetches>
+inline __attribute__((always_inline)) void add_products(const Group<F, g>& codes_of,
+                                                        const std::int8_t* const (&digits)[kRows],
+                                                        [[maybe_unused]] const I32 (&units)[kPanelVectors],
+                                                        const Fetches& ahead, Sums<kRows, D>& sums) {
+    using X = XGroup<F, D>;
+    constexpr int kWords = F::kGroup / 4;
+#if defined(__AVX512VNNI__)
+    for_each<kWords>([&](auto number) TENSOROPS_INLINED {
         constexpr int i = static_cast<int>(number);
         Codes codes[kPanelVectors];
-        for (int v = 0; v < kPanelVectors; ++v) codes[v] = codes_of.template codes<i>(vector + v);
+        for (int v = 0; v < kPanelVectors; ++v) codes[v] = codes_of.template codes<i>(v);
+        ahead.fetch(g * kWords + i);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -102,108 +143,224 @@ inline __attribute__((always_inline)) void add_products(const Group<F, g>& codes
             }
     });
 #else
-    constexpr int kWords = F::kGroup / 4, kPlain = plain_fours(F::kMax, kWords);
-    for_each<kWords / kPlain>([&](auto turn) TENSOROPS_INLINED {
-        __m256i pairs[kRows][D::kCount][kPanelVectors];
-        for_each<kPlain>([&](auto number) TENSOROPS_INLINED {
-            constexpr int i = static_cast<int>(turn) * kPlain + static_cast<int>(number);
-            __m256i codes[kPanelVectors];
-            for (int v = 0; v < kPanelVectors; ++v)
-                codes[v] = reinterpret_cast<__m256i>(codes_of.template codes<i>(vector + v));
+    const auto digits_of = [&digits](int r, int d, int place) TENSOROPS_INLINED {
+        return load_bits<std::int32_t>(digits[r] + d * X::kOfDigit + place);
+    };
+    if constexpr (!D::kOfBytes) {
+        for_each<kWords>([&](auto number) TENSOROPS_INLINED {
+            constexpr int i = static_cast<int>(number), kOdd = X::kOfDigit / 2;
+            __m256i even[kPanelVectors], odd[kPanelVectors];
+            ahead.fetch(g * kWords + i);
+            for (int v = 0; v < kPanelVectors; ++v) {
+                const auto codes = reinterpret_cast<__m256i>(codes_of.template codes<i>(v));
+                even[v] = _mm256_and_si256(codes, _mm256_set1_epi16(255));
+                odd[v] = _mm256_srli_epi16(codes, 8);
+            }
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-                for (int d = 0; d < D::kCount; ++d) {
-                    const __m256i four =
-                        _mm256_set1_epi32(load_bits<std::int32_t>(digits[r] + d * X::kOfDigit + X::place(i)));
+                for (int d = 0; d < D::kCount; ++d)
                     for (int v = 0; v < kPanelVectors; ++v) {
-                        const __m256i products = _mm256_maddubs_epi16(codes[v], four);
-                        __m256i& to = pairs[r][d][v];
-                        to = number == 0 ? products : _mm256_add_epi16(to, products);
-                        asm("" : "+x"(to));  // GCC would add in another order, for which registers do not suffice
+                        const __m256i of_even = _mm256_set1_epi32(digits_of(r, d, X::place(i)));
+                        const __m256i of_odd = _mm256_set1_epi32(digits_of(r, d, kOdd + X::place(i)));
+                        add_in_order(sums[r][d][v], reinterpret_cast<I32>(_mm256_madd_epi16(even[v], of_even)));
+                        add_in_order(sums[r][d][v], reinterpret_cast<I32>(_mm256_madd_epi16(odd[v], of_odd)));
                     }
-                }
         });
+    } else {
+        constexpr int kPlain = plain_fours(F::kMax, kWords), kTwo = std::min(kPlain, 2);
+        __m256i factors[kPanelVectors];  // twice in each lane
+        const __m256i twice =
+            _mm256_broadcastsi128_si256(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));
+        for (int v = 0; v < kPanelVectors; ++v)
+            factors[v] = kMultipliesUnits<F, D> ? _mm256_shuffle_epi8(reinterpret_cast<__m256i>(units[v]), twice)
+                                                : _mm256_set1_epi16(1);
+        for_each<kWords / kPlain>([&](auto turn) TENSOROPS_INLINED {
+            I16 pairs[kRows][D::kCount][kPanelVectors];
+            for_each<kPlain / kTwo>([&](auto pair) TENSOROPS_INLINED {
+                constexpr int first = static_cast<int>(turn) * kPlain + static_cast<int>(pair) * kTwo;
+                __m256i codes[kTwo][kPanelVectors];
+                for_each<kTwo>([&](auto k) TENSOROPS_INLINED {
+                    ahead.fetch(g * kWords + first + static_cast<int>(k));
+                    for (int v = 0; v < kPanelVectors; ++v)
+                        codes[k][v] =
+                            reinterpret_cast<__m256i>(codes_of.template codes<first + static_cast<int>(k)>(v));
+                });
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r)
+                for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-            for (int d = 0; d < D::kCount; ++d)
-                for (int v = 0; v < kPanelVectors; ++v)
-                    sums[r][d][v] += reinterpret_cast<I32>(_mm256_madd_epi16(pairs[r][d][v], _mm256_set1_epi16(1)));
-    });
+                    for (int d = 0; d < D::kCount; ++d) {
+                        if (pair == 0) pairs[r][d][0] = pairs[r][d][1] = I16{};
+                        for (int k = 0; k < kTwo; ++k) {
+                            const __m256i four = _mm256_set1_epi32(digits_of(r, d, X::place(first + k)));
+                            for (int v = 0; v < kPanelVectors; ++v)
+                                add_in_order(pairs[r][d][v],
+                                             reinterpret_cast<I16>(_mm256_maddubs_epi16(codes[k][v], four)));
+                        }
+                        for (int v = 0; pair == kPlain / kTwo - 1 && v < kPanelVectors; ++v) {
+                            const auto all = reinterpret_cast<__m256i>(pairs[r][d][v]);
+                            add_in_order(sums[r][d][v], reinterpret_cast<I32>(_mm256_madd_epi16(all, factors[v])));
+                        }
+                    }
+            });
+        });
+    }
 #endif
 }
 
-// The products of two vectors of outputs with some rows. Not inlined, because the sums need nearly all registers.
+// The sums of a row and a vector of outputs as one number
+template <class D, int kRows>
+inline __attribute__((always_inline)) Vec<float> value_of(const Sums<kRows, D>& sums, int r, int v) {
+    const auto as_float = [&](int d) { return __builtin_convertvector(sums[r][d][v], Vec<float>); };
+    if constexpr (D::kCount == 1)
+        return as_float(0);
+    else if constexpr (!D::kOfBytes)
+        return as_float(0) * 4096.0f + as_float(1);
+    else
+        return as_float(0) * 65536.0f + (as_float(1) * 256.0f + as_float(2));
+}
+
+// Adds the products of the b-th block with some rows.
+template <class F, class D, int kRows, class Fetches>
+inline __attribute__((always_inline)) void add_block(InterleavedBlocks<F> blocks, const XRow<D>* x, std::size_t b,
+                                                     Vec<float> (&sum)[kRows][kPanelVectors], const Fetches& ahead) {
+    constexpr int kOfBlock = F::kElements / F::kGroup;
+    alignas(64) float scales[kOfBlock][kPanelOutputs], minima[kOfBlock][kPanelOutputs];
+    find_factors(blocks, scales[0], minima[0]);
+    for_each<kOfBlock>([&](auto number) TENSOROPS_INLINED {
+        constexpr int of_block = static_cast<int>(number);
+        const std::size_t g = b * kOfBlock + of_block;
+        Sums<kRows, D> q;
+        const std::int8_t* digits[kRows];
+        for (int r = 0; r < kRows; ++r) {
+            const XGroup<F, D> of_row(x[r], b, of_block);
+            digits[r] = of_row.digits;
+            std::int32_t start[D::kCount] = {};
+            if (F::kOffset != 0) of_row.start(start);
+            for (int d = 0; d < D::kCount; ++d) q[r][d][0] = q[r][d][1] = I32{} + start[d];
+        }
+        add_products<F, D, kRows>(Group<F, of_block>{blocks}, digits, {}, ahead, q);
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const Vec<float> s = load(scales[of_block] + v * static_cast<int>(kFloats));
+            for (int r = 0; r < kRows; ++r) {
+                sum[r][v] += value_of<D, kRows>(q, r, v) * (s * x[r].scales[g]);
+                if constexpr (F::kHasMinima)
+                    sum[r][v] += load(minima[of_block] + v * static_cast<int>(kFloats)) * x[r].sums[g];
+            }
+        }
+    });
+}
+
+// The same with the integers of scales, so that only a block's sum is scaled in float32
+template <class F, class D, int kRows, class Fetches>
+inline __attribute__((always_inline)) void add_block_by_units(InterleavedBlocks<F> blocks, const XRow<D>* x,
+                                                              std::size_t b, Vec<float> (&sum)[kRows][kPanelVectors],
+                                                              const Fetches& ahead) {
+    constexpr int kGroups = static_cast<int>(kFixed) / F::kGroup;  // that share a scale of x
+    constexpr int kOfBlock = F::kElements / static_cast<int>(kFixed);
+    Vec<float> products[kRows][kPanelVectors], minima[kRows][kPanelVectors];
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kPanelVectors; ++v) products[r][v] = minima[r][v] = Vec<float>{};
+    for_each<kOfBlock>([&](auto number) TENSOROPS_INLINED {
+        constexpr int first = static_cast<int>(number) * kGroups;
+        const std::size_t g = b * (F::kElements / F::kGroup) + first;
+        Sums<kRows, D> q;
+        for (auto& of_row : q)
+            for (auto& of_digit : of_row) of_digit[0] = of_digit[1] = I32{};
+        for_each<kGroups>([&](auto k) TENSOROPS_INLINED {
+            constexpr int of_block = first + static_cast<int>(k);
+            I32 units[kPanelVectors];
+            for (int v = 0; v < kPanelVectors; ++v) units[v] = F::template units_of_scale<of_block>(blocks, v);
+            const std::int8_t* digits[kRows];
+            for (int r = 0; r < kRows; ++r) {
+                const XGroup<F, D> of_row(x[r], b, of_block);
+                digits[r] = of_row.digits;
+                if constexpr (F::kOffset != 0) {
+                    std::int32_t start[D::kCount];
+                    of_row.start(start);
+                    for (int d = 0; d < D::kCount; ++d)
+                        for (int v = 0; v < kPanelVectors; ++v) q[r][d][v] += units[v] * start[d];
+                }
+            }
+            add_products<F, D, kRows>(Group<F, of_block>{blocks}, digits, units, ahead, q);
+        });
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kPanelVectors; ++v) {
+                products[r][v] += value_of<D, kRows>(q, r, v) * x[r].scales[g];
+                if constexpr (F::kHasMinima) {
+                    const I32 units = F::template units_of_minimum<first>(blocks, v);
+                    minima[r][v] += __builtin_convertvector(units, Vec<float>) * x[r].sums[g];
+                }
+            }
+    });
+    for (int v = 0; v < kPanelVectors; ++v) {
+        const Vec<float> unit = blocks.template half<F::kUnit>(v);
+        for (int r = 0; r < kRows; ++r) {
+            sum[r][v] += products[r][v] * unit;
+            if constexpr (F::kHasMinima) sum[r][v] -= minima[r][v] * blocks.template half<F::kUnitOfMinima>(v);
+        }
+    }
+}
+
+constexpr int kHalves = static_cast<int>(kInterleavedRows / kPanelOutputs);  // that are multiplied one after the other
+
+// Whether blocks are fetched ahead. Of one row with AVX-512, the processor does that by itself for codes that are read
+// in order, if the products do not take longer.
 template <class F, class D, int kRows>
-[[gnu::noinline]] void outputs(const char* weight, int vector, const XRow<D>* x, std::int64_t length,
-                               float (*y)[kPanelOutputs]) {
+inline constexpr bool kFetches = kHalves > 1 || kRows > 1 || F::kHighBits > 0 || (F::kLowBits < 8 && D::kCount > 1);
+
+// The products of interleaved rows with some of x. Not inlined, because the sums need nearly all registers.
+template <class F, class D, int kRows>
+[[gnu::noinline]] void outputs(const char* weight, const XRow<D>* x, std::int64_t length,
+                               float (*y)[kInterleavedRows]) {
     constexpr int kOfBlock = F::kElements / F::kGroup;
     constexpr std::int64_t kBlockBytes = kInterleavedRows * F::kBytes;
-    constexpr int kFetched = (static_cast<int>(kBlockBytes) / kOfBlock + 63) / 64 * 64;  // for each group
-    constexpr std::int64_t kPlainly = kAddedPlainly / kOfBlock;                          // blocks
+    constexpr std::int64_t kPlainly = kAddedPlainly / kOfBlock;  // blocks
     const std::int64_t count = length / F::kElements;
-    InterleavedBlocks<F> blocks{reinterpret_cast<const std::uint8_t*>(weight)};
-    Total<float> total[kRows][kPanelVectors];
+    Total<float> total[kHalves][kRows][kPanelVectors];
     for (std::int64_t b = 0; b < count;) {
-        Vec<float> sum[kRows][kPanelVectors] = {};
-        alignas(64) float scales[kOfBlock][kPanelOutputs], minima[kOfBlock][kPanelOutputs];
-        for (const std::int64_t end = std::min(b + kPlainly, count); b < end; ++b, blocks.p += kBlockBytes) {
-            find_factors(blocks, vector, scales[0], minima[0]);
-            for_each<kOfBlock>([&](auto number) TENSOROPS_INLINED {
-                constexpr int of_block = static_cast<int>(number);
-                const std::int64_t g = b * kOfBlock + of_block;
-                if ((F::kLowBits < 8 || kRows > 1) && vector == 0)
-                    for (int line = 0; line < kFetched; line += 64)
-                        __builtin_prefetch(blocks.p + kAhead + of_block * kFetched + line, 0, 2);
-                Sums<kRows, D> q;
-                const std::int8_t* digits[kRows];
-                for (int r = 0; r < kRows; ++r) {
-                    const XGroup<F, D> of_row(x[r], g);
-                    digits[r] = of_row.digits;
-                    std::int32_t start[D::kCount] = {};
-                    if (F::kOffset != 0) of_row.start(start);
-                    for (int d = 0; d < D::kCount; ++d) q[r][d][0] = q[r][d][1] = I32{} + start[d];
-                }
-                add_products<F, D, kRows>(Group<F, of_block>{blocks}, vector, digits, q);
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    const Vec<float> s = load(scales[of_block] + v * static_cast<int>(kFloats));
-                    for (int r = 0; r < kRows; ++r) {
-                        I32 sums[D::kCount];
-                        for (int d = 0; d < D::kCount; ++d) sums[d] = q[r][d][v];
-                        Vec<float> value;
-                        if constexpr (D::kCount == 1)
-                            value = __builtin_convertvector(sums[0], Vec<float>);
-                        else
-                            value = value_of_digits(sums);
-                        sum[r][v] += value * (s * x[r].scales[g]);
-                        if constexpr (F::kHasMinima)
-                            sum[r][v] += load(minima[of_block] + v * static_cast<int>(kFloats)) * x[r].sums[g];
-                    }
-                }
-            });
+        Vec<float> sums[kHalves][kRows][kPanelVectors] = {};
+        for (const std::int64_t end = std::min(b + kPlainly, count); b < end; ++b, weight += kBlockBytes) {
+            for (int h = 0; h < kHalves; ++h) {
+                if (kHalves > 1)
+                    asm("" : "+r"(h));  // so that their instructions exist once: all would not fit the cache
+                const Ahead<F, kFetches<F, D, kRows>> ahead{weight + kAhead + h * Ahead<F, true>::kBytes};
+                const InterleavedBlocks<F> blocks(weight, h * kPanelVectors);
+                const auto index = static_cast<std::size_t>(b);
+                Vec<float> sum[kRows][kPanelVectors];
+                std::memcpy(sum, sums[h], sizeof sum);
+                if constexpr (kMultipliesUnits<F, D>)
+                    add_block_by_units<F, D, kRows>(blocks, x, index, sum, ahead);
+                else
+                    add_block<F, D, kRows>(blocks, x, index, sum, ahead);
+                std::memcpy(sums[h], sum, sizeof sum);
+            }
         }
-        for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kPanelVectors; ++v) total[r][v].add(sum[r][v]);
+        for (int h = 0; h < kHalves; ++h)
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kPanelVectors; ++v) total[h][r][v].add(sums[h][r][v]);
     }
-    for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kPanelVectors; ++v)
-            store(y[r] + v * static_cast<int>(kFloats), total[r][v].sum + total[r][v].rest);
+    for (int h = 0; h < kHalves; ++h)
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kPanelVectors; ++v)
+                store(y[r] + (h * kPanelVectors + v) * static_cast<int>(kFloats),
+                      total[h][r][v].sum + total[h][r][v].rest);
 }
 
 // Unpacks two vectors of outputs into a panel.
 template <class F>
 [[gnu::noinline]] void fill_panel(const char* weight, int vector, std::int64_t length, const Panel& to) {
     constexpr std::int64_t kOfBlock = F::kElements / F::kGroup;
-    InterleavedBlocks<F> blocks{reinterpret_cast<const std::uint8_t*>(weight)};
+    InterleavedBlocks<F> blocks(weight, vector);
     char* words = to.words;
-    for (std::int64_t g = 0; g < length / F::kGroup; g += kOfBlock, blocks.p += kInterleavedRows * F::kBytes) {
-        find_factors(blocks, vector, to.scales + g * kPanelOutputs, to.minima + g * kPanelOutputs);
+    for (std::int64_t g = 0; g < length / F::kGroup; g += kOfBlock, blocks.next()) {
+        find_factors(blocks, to.scales + g * kPanelOutputs, to.minima + g * kPanelOutputs);
         for_each<kOfBlock>([&](auto number) TENSOROPS_INLINED {
             for_each<F::kGroup / 4>([&](auto i) TENSOROPS_INLINED {
                 for (int v = 0; v < kPanelVectors; ++v, words += kVectorBytes) {
                     const Group<F, static_cast<int>(number)> group{blocks};
-                    const Codes codes = group.template codes<static_cast<int>(i)>(vector + v);
+                    Codes codes = group.template codes<static_cast<int>(i)>(v);
+                    if constexpr (kHasSigns<F>) codes -= static_cast<std::uint8_t>(F::kOffset);
                     std::memcpy(words, &codes, sizeof codes);
                 }
             });
@@ -211,14 +368,20 @@ template <class F>
     }
 }
 
+// How x is split for panels, which have bytes
+template <class D>
+using OfPanels = Digits<true, D::kCount, D::kAreMerged>;
+
 // What of products depends on the format
 template <class D>
 struct Steps {
-    using Outputs = void(const char* weight, int vector, const XRow<D>* x, std::int64_t length,
-                         float (*y)[kPanelOutputs]);
+    using Outputs = void(const char* weight, const XRow<D>* x, std::int64_t length, float (*y)[kInterleavedRows]);
+    std::int64_t few;          // rows, to which blocks are multiplied as they are
     Outputs *of_one, *of_two;  // for as many rows
+    XRows<D> conversion;
     void (*fill)(const char* weight, int vector, std::int64_t length, const Panel& to);
-    void (*multiply)(const XTile<D>& x, const Panel& panel, std::int64_t groups, float (*y)[kPanelOutputs]);
+    XRows<OfPanels<D>> conversion_for_panels;
+    void (*multiply)(const XTile<OfPanels<D>>& x, const Panel& panel, std::int64_t groups, float (*y)[kPanelOutputs]);
 };
 
 // Rows of x that are multiplied by the same matrix
@@ -241,17 +404,36 @@ inline std::vector<Matrix> matrices_of(const BlockLinear& op) {
     return found;
 }
 
+// With AVX2, puts the sum of the lanes that a group's sums of products start from into the first of them; where that is
+// one number for all digits, its upper half there, and the lower one behind.
 template <class D>
-void few_rows(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>& steps, int threads) {
-    const std::int64_t room = conversion.room();
+void gather_starts([[maybe_unused]] const XRows<D>& conversion, [[maybe_unused]] char* memory) {
+#if !defined(__AVX512F__)
+    auto* blocks = reinterpret_cast<XBlock<D>*>(memory);
+    for (std::int64_t b = 0; b < conversion.pieces * conversion.kBlocks; ++b)
+        for (auto& lanes : blocks[b].start)
+            for (std::int64_t i = 0; i < static_cast<std::int64_t>(kFloats); i += conversion.group / 4) {
+                const auto all = std::accumulate(lanes + i, lanes + i + conversion.group / 4, std::int64_t{0});
+                constexpr int kShift = D::kSums == D::kCount ? 0 : 16;
+                lanes[i] = static_cast<std::int32_t>(all >> kShift);
+                if (kShift != 0) lanes[i + 1] = static_cast<std::int32_t>(all & 0xffff);
+            }
+#endif
+}
+
+template <class D>
+void few_rows(const BlockLinear& op, const Steps<D>& steps, int threads) {
+    const std::int64_t room = steps.conversion.room();
     const Scratch scratch(op.x.count * room + wide_room(op.x, op.x_dtype));
     XRow<D> rows[kFewOfExperts];
     for (std::int64_t r = 0; r < op.x.count; ++r) {
         if (r > 0 && op.x.row(r) == op.x.row(r - 1))  // for another expert
             rows[r] = rows[r - 1];
-        else if (!make_row(op.x, op.x_dtype, r, conversion, scratch.at<float>(op.x.count * room),
+        else if (!make_row(op.x, op.x_dtype, r, steps.conversion, scratch.at<float>(op.x.count * room),
                            scratch.at<char>(r * room), rows[r]))
             rows[r].blocks = nullptr;
+        else
+            gather_starts(steps.conversion, scratch.at<char>(r * room));
     }
     const std::vector<Matrix> matrices = matrices_of(op);
     const std::int64_t bands = op.outputs / kInterleavedRows;
@@ -259,42 +441,38 @@ void few_rows(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>&
         const Matrix& matrix = matrices[static_cast<std::size_t>(unit / bands)];
         const std::int64_t band = unit % bands * kInterleavedRows;
         const char* weight = matrix.op.weight + band * op.weight_stride;
-        XRow<D> own[kFewRows<D>];
+        XRow<D> own[kMostFewRows];
         for (std::int64_t r = 0; r < matrix.count; ++r) own[r] = rows[matrix.row(r)];
         const bool are_made =
             std::all_of(own, own + matrix.count, [](const XRow<D>& row) { return row.blocks != nullptr; });
-        for (std::int64_t begin = 0; begin < kInterleavedRows; begin += kPanelOutputs) {
-            const int vector = static_cast<int>(begin) / static_cast<int>(kFloats);
-            float y[kFewRows<D>][kPanelOutputs];
-            std::int64_t r = 0;
-            if (are_made) {
-                for (; r + 2 <= matrix.count; r += 2) steps.of_two(weight, vector, own + r, op.x.length, y + r);
-                if (r < matrix.count) steps.of_one(weight, vector, own + r, op.x.length, y + r);
-            }
-            for (r = 0; r < matrix.count; ++r) {
-                const std::int64_t row = matrix.row(r), first = band + begin;
-                if (are_made)
-                    finish(matrix.op, row, first, kPanelOutputs, own[r].back, y[r]);
-                else
-                    for (std::int64_t i = 0; i < kPanelOutputs; ++i)
-                        y[r][i] = careful_output(matrix.op, row, first + i);
-                put_outputs(op, row, first, kPanelOutputs, y[r]);
-            }
+        float y[kMostFewRows][kInterleavedRows];
+        std::int64_t r = 0;
+        if (are_made) {
+            for (; r + 2 <= matrix.count; r += 2) steps.of_two(weight, own + r, op.x.length, y + r);
+            if (r < matrix.count) steps.of_one(weight, own + r, op.x.length, y + r);
+        }
+        for (r = 0; r < matrix.count; ++r) {
+            const std::int64_t row = matrix.row(r);
+            if (are_made)
+                finish(matrix.op, row, band, kInterleavedRows, own[r].back, y[r]);
+            else
+                for (std::int64_t i = 0; i < kInterleavedRows; ++i) y[r][i] = careful_output(matrix.op, row, band + i);
+            put_outputs(op, row, band, kInterleavedRows, y[r]);
         }
     });
 }
 
 template <class D>
-bool products(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>& steps, int threads) {
-    if (op.groups.experts != 0 || op.x.count <= kFewRows<D>) {
-        few_rows(op, conversion, steps, threads);
+bool products(const BlockLinear& op, const Steps<D>& steps, int threads) {
+    if (op.groups.experts != 0 || op.x.count <= steps.few) {
+        few_rows(op, steps, threads);
         return true;
     }
     if constexpr (!kHasPanels<D>)
         return false;
     else
         return many_rows(
-            op.x, op.x_dtype, op.outputs, conversion, threads,
+            op.x, op.x_dtype, op.outputs, steps.conversion_for_panels, threads,
             [&](std::int64_t first, std::int64_t, const Panel& panel) {
                 const std::int64_t begin = first % kInterleavedRows;
                 steps.fill(op.weight + (first - begin) * op.weight_stride,
@@ -310,12 +488,19 @@ bool products(const BlockLinear& op, const XRows<D>& conversion, const Steps<D>&
 template <class F, int kDigits>
 bool products_of(const BlockLinear& op, int threads) {
     using D = DigitsFor<F, kDigits>;
-    Steps<D> steps{&outputs<F, D, 1>, &outputs<F, D, 2>, &fill_panel<F>, nullptr};
+    Steps<D> steps{kFewRows<F, D>,
+                   &outputs<F, D, 1>,
+                   &outputs<F, D, 2>,
+                   XRows<D>(F{}, op.x.length),
+                   &fill_panel<F>,
+                   XRows<OfPanels<D>>(F{}, op.x.length),
+                   nullptr};
     if constexpr (kHasPanels<D>) {
-        constexpr int kPlain = plain_fours(F::kMax, F::kGroup / 4);
-        steps.multiply = &panel_products<F::kGroup, F::kHasMinima, kPlain, false, D>;
+        constexpr int kLargest = kHasSigns<F> ? 128 : F::kMax, kPlain = plain_fours(kLargest, F::kGroup / 4);
+        steps.multiply = &panel_products<F::kGroup, F::kHasMinima, kPlain, kHasSigns<F>, OfPanels<D>>;
+        if (kHasSigns<F>) steps.conversion_for_panels.offset = 0;
     }
-    return products(op, XRows<D>(F{}, op.x.length), steps, threads);
+    return products(op, steps, threads);
 }
 
 #endif
@@ -333,7 +518,7 @@ TENSOROPS_KERNEL(interleaved_linear, BlockLinear) {
 #if defined(TENSOROPS_INTERLEAVED)
     is_done = for_format(op.format, [&op, threads](auto f) {
         using F = decltype(f);
-        if constexpr (kInterleaves<F>)
+        if constexpr (F::kIsInterleaved)
             return op.digits == 1 ? products_of<F, 1>(op, threads) : products_of<F, 3>(op, threads);
         else
             return false;
