@@ -23,8 +23,8 @@ struct Target {
     bool gains_by_panels() const { return needs.find("avx512vnni") != std::string_view::npos; }
     // Whether interleaved_linear multiplies blocks of a format: where it is quicker than block_linear
     bool interleaves(Format format) const {
-        const bool is_avx2 = needs.find("avx2") != needs.npos && needs.find("avx512") == needs.npos;
-        return has_interleaved(format) && (gains_by_panels() || is_avx2);
+        const auto has = [this](std::string_view feature) { return needs.find(feature) != needs.npos; };
+        return has_interleaved(format) && (gains_by_panels() || has("dotprod") || (has("avx2") && !has("avx512")));
     }
 };
 

@@ -63,14 +63,16 @@ struct InterleavedBlocks {
         const auto shift = static_cast<std::uint32_t>(24 - offset % 4 * 8);
         return reinterpret_cast<I32>(word(offset - offset % 4, v) << shift) >> 24;
     }
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
     // That in front of all words
     U32 first_byte(int v) const {
+        const std::uint8_t* at = p + kVectorBytes / 4 * (first + v);
 #if defined(__AVX512F__)
-        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(p + 16 * (first + v))));
+        return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(load_bits<__m128i>(at)));
+#elif defined(__AVX2__)
+        return reinterpret_cast<U32>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 #else
-        return reinterpret_cast<U32>(
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * (first + v)))));
+        return __builtin_convertvector(load_bits<U8>(at), U32);
 #endif
     }
     // A half that is alone, or one of the two in a word
@@ -79,18 +81,14 @@ struct InterleavedBlocks {
         constexpr int odd = F::kBytes % 4, lead = F::kElements == 32 ? odd : 0;
         constexpr bool is_alone = odd == 2 && (lead == 2 ? kOffset == 0 : kOffset == F::kBytes - 2);
         const std::uint8_t* alone = p + kInterleavedRows * kOffset + kVectorBytes / 2 * (first + v);
-        U32 of_words{};
-        if constexpr (!is_alone) of_words = word(kOffset - kOffset % 4, v) >> kOffset % 4 * 8 & 0xffff;
-#if defined(__AVX512F__)
-        const __m256i halves =
-            is_alone ? load_bits<__m256i>(alone) : _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(of_words));
-        return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(halves));
+        if constexpr (is_alone) return widened_float16(load_bits<U16>(alone));
+        const U32 words = word(kOffset - kOffset % 4, v) >> kOffset % 4 * 8 & 0xffff;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        const auto all = reinterpret_cast<__m256i>(words);
+        const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+        return widened_float16(reinterpret_cast<U16>(halves));
 #else
-        const auto words = reinterpret_cast<__m256i>(of_words);
-        const __m128i halves =
-            is_alone ? load_bits<__m128i>(alone)
-                     : _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        return reinterpret_cast<Vec<float>>(_mm256_cvtph_ps(halves));
+        return widened_float16(__builtin_convertvector(words, U16));
 #endif
     }
 #endif

@@ -258,19 +258,34 @@ inline __attribute__((always_inline)) void scaled_sums(const X& x, const Panel& 
 
 #if defined(TENSOROPS_DOTS)
 
-// A unit of digits of kDotRows rows, for one instruction or several: dot<i> adds the products of the i-th.
-struct LoadedDigits {
+// A unit of a row's digits, for one instruction or several: dot<i> adds the products of the i-th four.
+struct RowDigits {
 #if defined(__AVX512VNNI__)
     static constexpr int kDots = 1;
     __m512i four;
 
-    explicit LoadedDigits(const std::int8_t* at) : four(_mm512_set1_epi32(load_bits<std::int32_t>(at))) {}
+    explicit RowDigits(const std::int8_t* at) : four(_mm512_set1_epi32(load_bits<std::int32_t>(at))) {}
     template <int>
     I32 dot(I32 sums, Codes codes) const {
         return reinterpret_cast<I32>(
             _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes), four));
     }
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#else
+    static constexpr int kDots = 4;
+    int8x16_t fours;
+
+    explicit RowDigits(const std::int8_t* at) : fours(vld1q_s8(at)) {}
+    template <int i>
+    I32 dot(I32 sums, Codes codes) const {
+        return reinterpret_cast<I32>(
+            vdotq_laneq_s32(reinterpret_cast<int32x4_t>(sums), reinterpret_cast<int8x16_t>(codes), fours, i));
+    }
+#endif
+};
+
+// Those of kDotRows rows
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+struct LoadedDigits {
     static constexpr int kDots = 2;
     int8x16_t eights[kDots];
 
@@ -284,18 +299,10 @@ struct LoadedDigits {
         return reinterpret_cast<I32>(
             vmmlaq_s32(reinterpret_cast<int32x4_t>(sums), eights[i], reinterpret_cast<int8x16_t>(codes)));
     }
-#else
-    static constexpr int kDots = 4;
-    int8x16_t fours;
-
-    explicit LoadedDigits(const std::int8_t* at) : fours(vld1q_s8(at)) {}
-    template <int i>
-    I32 dot(I32 sums, Codes codes) const {
-        return reinterpret_cast<I32>(
-            vdotq_laneq_s32(reinterpret_cast<int32x4_t>(sums), reinterpret_cast<int8x16_t>(codes), fours, i));
-    }
-#endif
 };
+#else
+using LoadedDigits = RowDigits;
+#endif
 
 // The sums of one row and a vector of outputs, of those of kDotRows rows
 inline I32 sums_of_row([[maybe_unused]] int row, const I32* sums) {

@@ -2,14 +2,13 @@
 //
 // Work: the lanes of a vector are outputs, so that nothing is summed over lanes, and a scale needs no place found for
 //   it: a word of a block has neighbouring codes of an output, which one instruction multiplies by digits of x and
-//   adds. With AVX2, two do for codes whose products fit 16 bits; another adds neighbours, and multiplies them by what
-//   is an integer of scales. Larger codes become words of 16 bits, those at even and at odd places apart. A few rows of
-//   x are multiplied by blocks as they are; for more, codes become bytes first, as for blocks in the order of files:
-//   see block_panels.h.
+//   adds. With AVX2, two do, for codes whose products fit 16 bits; the one that adds neighbours also multiplies them by
+//   what is an integer of scales. Larger codes become words of 16 bits, those at even and at odd places apart. A few
+//   rows of x are multiplied by blocks as they are; for more, codes become bytes first, as for blocks in the order of
+//   files: see block_panels.h.
 // Precision: as block_linear.cpp.
-// Bytes: the blocks once for every kPanelRows rows of x, fetched ahead where the processor does not do it by itself:
-// the
-//   codes of a group are not next to those of the one before, and products leave memory idle.
+// Bytes: the blocks once for every kPanelRows rows of x. They are fetched ahead, as the codes of a group are not next to
+//   those of the one before, where the processor does not find what comes next.
 #include "block_linear.h"
 #include "block_outputs.h"
 #include "block_panels.h"
@@ -46,14 +45,13 @@ inline __attribute__((always_inline)) void find_factors(InterleavedBlocks<F> blo
 // from
 template <class F, class D>
 struct XGroup {
-#if defined(__AVX512VNNI__)
-    static constexpr int kBlocks = kPiece / F::kElements;
-    static constexpr int kOfDigit = kPiece;  // in the order of codes_by_group
     static constexpr int place(int number) { return place_in_block<F::kGroup>(4 * number); }
+#if defined(TENSOROPS_DOTS)
+    static constexpr int kBlocks = kPiece / F::kElements, kOfDigit = kPiece;
     XGroup(const XRow<D>& x, std::size_t b, int g)
         : block(x.blocks[b / kBlocks]),
           group(static_cast<int>(b % kBlocks) * (F::kElements / F::kGroup) + g),
-          digits(block.digits[0][0] + group * (F::kGroup / 4)) {}
+          digits(block.digits[0][0] + place_in_block<F::kGroup>(group * F::kGroup)) {}
     void start(std::int32_t (&to)[D::kCount]) const {
         for (int d = 0; d < D::kCount; ++d) {
             const std::int32_t* lanes = block.start[d];
@@ -62,7 +60,6 @@ struct XGroup {
     }
 #else
     static constexpr int kOfDigit = sizeof(XBlock<D>::digits[0]);
-    static constexpr int place(int number) { return 4 * number; }
     XGroup(const XRow<D>& x, std::size_t b, int g)
         : block(x.blocks[b * (F::kElements / kCodes) + static_cast<std::size_t>(g * F::kGroup / kCodes)]),
           group(g % (kCodes / F::kGroup)),
@@ -104,7 +101,7 @@ template <int kRows, class D>
 using Sums = I32[kRows][D::kCount][kPanelVectors];
 
 // Whether what is an integer of scales is multiplied as one
-#if defined(__AVX512VNNI__)
+#if defined(TENSOROPS_DOTS)
 template <class F, class D>
 inline constexpr bool kMultipliesUnits = false;
 #else
@@ -128,18 +125,25 @@ inline __attribute__((always_inline)) void add_products(const Group<F, g>& codes
                                                         const Fetches& ahead, Sums<kRows, D>& sums) {
     using X = XGroup<F, D>;
     constexpr int kWords = F::kGroup / 4;
-#if defined(__AVX512VNNI__)
-    for_each<kWords>([&](auto number) TENSOROPS_INLINED {
-        constexpr int i = static_cast<int>(number);
-        Codes codes[kPanelVectors];
-        for (int v = 0; v < kPanelVectors; ++v) codes[v] = codes_of.template codes<i>(v);
-        ahead.fetch(g * kWords + i);
+#if defined(TENSOROPS_DOTS)
+    constexpr int kLoaded = RowDigits::kDots;
+    for_each<kWords / kLoaded>([&](auto unit) TENSOROPS_INLINED {
+        constexpr int first = static_cast<int>(unit) * kLoaded;
+        Codes codes[kLoaded][kPanelVectors];
+        for_each<kLoaded>([&](auto k) TENSOROPS_INLINED {
+            constexpr int i = first + static_cast<int>(k);
+            for (int v = 0; v < kPanelVectors; ++v) codes[k][v] = codes_of.template codes<i>(v);
+            ahead.fetch(g * kWords + i);
+        });
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
             for (int d = 0; d < D::kCount; ++d) {
-                const LoadedDigits four(digits[r] + d * X::kOfDigit + X::place(i));
-                for (int v = 0; v < kPanelVectors; ++v) sums[r][d][v] = four.template dot<0>(sums[r][d][v], codes[v]);
+                const RowDigits loaded(digits[r] + d * X::kOfDigit + X::place(first));
+                for_each<kLoaded>([&](auto k) TENSOROPS_INLINED {
+                    for (int v = 0; v < kPanelVectors; ++v)
+                        sums[r][d][v] = loaded.template dot<static_cast<int>(k)>(sums[r][d][v], codes[k][v]);
+                });
             }
     });
 #else
@@ -236,7 +240,7 @@ inline __attribute__((always_inline)) void add_block(InterleavedBlocks<F> blocks
             const XGroup<F, D> of_row(x[r], b, of_block);
             digits[r] = of_row.digits;
             std::int32_t start[D::kCount] = {};
-            if (F::kOffset != 0) of_row.start(start);
+            if (F::kOffset != 0 && !kSignedCodes) of_row.start(start);
             for (int d = 0; d < D::kCount; ++d) q[r][d][0] = q[r][d][1] = I32{} + start[d];
         }
         add_products<F, D, kRows>(Group<F, of_block>{blocks}, digits, {}, ahead, q);
@@ -302,12 +306,13 @@ inline __attribute__((always_inline)) void add_block_by_units(InterleavedBlocks<
     }
 }
 
-constexpr int kHalves = static_cast<int>(kInterleavedRows / kPanelOutputs);  // that are multiplied one after the other
+constexpr int kSlices =
+    static_cast<int>(kInterleavedRows / kPanelOutputs);  // of a block, one multiplied after the other
 
 // Whether blocks are fetched ahead. Of one row with AVX-512, the processor does that by itself for codes that are read
 // in order, if the products do not take longer.
 template <class F, class D, int kRows>
-inline constexpr bool kFetches = kHalves > 1 || kRows > 1 || F::kHighBits > 0 || (F::kLowBits < 8 && D::kCount > 1);
+inline constexpr bool kFetches = kSlices > 1 || kRows > 1 || F::kHighBits > 0 || (F::kLowBits < 8 && D::kCount > 1);
 
 // The products of interleaved rows with some of x. Not inlined, because the sums need nearly all registers.
 template <class F, class D, int kRows>
@@ -317,12 +322,12 @@ template <class F, class D, int kRows>
     constexpr std::int64_t kBlockBytes = kInterleavedRows * F::kBytes;
     constexpr std::int64_t kPlainly = kAddedPlainly / kOfBlock;  // blocks
     const std::int64_t count = length / F::kElements;
-    Total<float> total[kHalves][kRows][kPanelVectors];
+    Total<float> total[kSlices][kRows][kPanelVectors];
     for (std::int64_t b = 0; b < count;) {
-        Vec<float> sums[kHalves][kRows][kPanelVectors] = {};
+        Vec<float> sums[kSlices][kRows][kPanelVectors] = {};
         for (const std::int64_t end = std::min(b + kPlainly, count); b < end; ++b, weight += kBlockBytes) {
-            for (int h = 0; h < kHalves; ++h) {
-                if (kHalves > 1)
+            for (int h = 0; h < kSlices; ++h) {
+                if (kSlices > 1)
                     asm("" : "+r"(h));  // so that their instructions exist once: all would not fit the cache
                 const Ahead<F, kFetches<F, D, kRows>> ahead{weight + kAhead + h * Ahead<F, true>::kBytes};
                 const InterleavedBlocks<F> blocks(weight, h * kPanelVectors);
@@ -336,15 +341,24 @@ template <class F, class D, int kRows>
                 std::memcpy(sums[h], sum, sizeof sum);
             }
         }
-        for (int h = 0; h < kHalves; ++h)
+        for (int h = 0; h < kSlices; ++h)
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) total[h][r][v].add(sums[h][r][v]);
     }
-    for (int h = 0; h < kHalves; ++h)
+    for (int h = 0; h < kSlices; ++h)
         for (int r = 0; r < kRows; ++r)
             for (int v = 0; v < kPanelVectors; ++v)
                 store(y[r] + (h * kPanelVectors + v) * static_cast<int>(kFloats),
                       total[h][r][v].sum + total[h][r][v].rest);
+}
+
+// Makes words of four neighbours those that a panel has.
+inline void join_words([[maybe_unused]] Codes (&codes)[kDotInputs / 4]) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    const auto a = reinterpret_cast<uint32x4_t>(codes[0]), b = reinterpret_cast<uint32x4_t>(codes[1]);
+    codes[0] = reinterpret_cast<Codes>(vzip1q_u32(a, b));
+    codes[1] = reinterpret_cast<Codes>(vzip2q_u32(a, b));
+#endif
 }
 
 // Unpacks two vectors of outputs into a panel.
@@ -356,12 +370,17 @@ template <class F>
     for (std::int64_t g = 0; g < length / F::kGroup; g += kOfBlock, blocks.next()) {
         find_factors(blocks, to.scales + g * kPanelOutputs, to.minima + g * kPanelOutputs);
         for_each<kOfBlock>([&](auto number) TENSOROPS_INLINED {
-            for_each<F::kGroup / 4>([&](auto i) TENSOROPS_INLINED {
-                for (int v = 0; v < kPanelVectors; ++v, words += kVectorBytes) {
-                    const Group<F, static_cast<int>(number)> group{blocks};
-                    Codes codes = group.template codes<static_cast<int>(i)>(v);
-                    if constexpr (kHasSigns<F>) codes -= static_cast<std::uint8_t>(F::kOffset);
-                    std::memcpy(words, &codes, sizeof codes);
+            const Group<F, static_cast<int>(number)> group{blocks};
+            for_each<F::kGroup / kDotInputs>([&](auto i) TENSOROPS_INLINED {
+                for (int v = 0; v < kPanelVectors; ++v) {
+                    Codes codes[kDotInputs / 4];
+                    for_each<kDotInputs / 4>([&](auto k) TENSOROPS_INLINED {
+                        constexpr int word = static_cast<int>(i) * kDotInputs / 4 + static_cast<int>(k);
+                        codes[k] = group.template codes<word, kHasSigns<F>>(v);
+                    });
+                    join_words(codes);
+                    std::memcpy(words, codes, sizeof codes);
+                    words += sizeof codes;
                 }
             });
         });
@@ -408,7 +427,7 @@ inline std::vector<Matrix> matrices_of(const BlockLinear& op) {
 // one number for all digits, its upper half there, and the lower one behind.
 template <class D>
 void gather_starts([[maybe_unused]] const XRows<D>& conversion, [[maybe_unused]] char* memory) {
-#if !defined(__AVX512F__)
+#if !defined(TENSOROPS_DOTS)
     auto* blocks = reinterpret_cast<XBlock<D>*>(memory);
     for (std::int64_t b = 0; b < conversion.pieces * conversion.kBlocks; ++b)
         for (auto& lanes : blocks[b].start)
