@@ -8,8 +8,7 @@
 //   files: see block_panels.h.
 // Precision: as block_linear.cpp.
 // Bytes: the blocks once for every kPanelRows rows of x. They are fetched ahead, as the codes of a group are not next
-// to
-//   those of the one before, where the processor does not find what comes next.
+//   to those of the one before, where the processor does not find what comes next.
 #include "block_linear.h"
 #include "block_outputs.h"
 #include "block_panels.h"

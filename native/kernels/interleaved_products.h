@@ -160,35 +160,35 @@ inline __attribute__((always_inline)) void add_products_of_bytes(const Group<F, 
                                                                  const __m256i (&factors)[kPanelVectors],
                                                                  const Fetches& ahead, Sums<kRows, D>& sums) {
     using X = XGroup<F, D>;
-    constexpr int kWords = F::kGroup / 4, kPlain = plain_fours(F::kMax, kWords), kTwo = std::min(kPlain, 2);
+    constexpr int kWords = F::kGroup / 4, kPlain = plain_fours(F::kMax, kWords);
     for_each<kWords / kPlain>([&](auto turn) TENSOROPS_INLINED {
-        I16 pairs[kRows][D::kCount][kPanelVectors];
-        for_each<kPlain / kTwo>([&](auto pair) TENSOROPS_INLINED {
-            constexpr int first = static_cast<int>(turn) * kPlain + static_cast<int>(pair) * kTwo;
-            __m256i codes[kTwo][kPanelVectors];
-            for_each<kTwo>([&](auto k) TENSOROPS_INLINED {
-                constexpr int i = first + static_cast<int>(k);
-                ahead.fetch(g * kWords + i);
-                for (int v = 0; v < kPanelVectors; ++v)
-                    codes[k][v] = reinterpret_cast<__m256i>(codes_of.template codes<i>(v));
+#pragma GCC unroll 2
+        for (int v = 0; v < kPanelVectors; ++v) {
+            I16 pairs[kRows][D::kCount];
+            for_each<kPlain>([&](auto number) TENSOROPS_INLINED {
+                constexpr int i = static_cast<int>(turn) * kPlain + static_cast<int>(number);
+                if (v == 0) ahead.fetch(g * kWords + i);
+                const auto codes = reinterpret_cast<__m256i>(codes_of.template codes<i>(v));
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+                    for (int d = 0; d < D::kCount; ++d) {
+                        const __m256i four = all_words(digits[r] + d * X::kOfDigit + X::place(i));
+                        const auto products = reinterpret_cast<I16>(_mm256_maddubs_epi16(codes, four));
+                        if (number == 0)
+                            pairs[r][d] = products;
+                        else
+                            add_in_order(pairs[r][d], products);
+                    }
             });
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
                 for (int d = 0; d < D::kCount; ++d) {
-                    if (pair == 0) pairs[r][d][0] = pairs[r][d][1] = I16{};
-                    for (int k = 0; k < kTwo; ++k) {
-                        const __m256i four = all_words(digits[r] + d * X::kOfDigit + X::place(first + k));
-                        for (int v = 0; v < kPanelVectors; ++v)
-                            add_in_order(pairs[r][d][v],
-                                         reinterpret_cast<I16>(_mm256_maddubs_epi16(codes[k][v], four)));
-                    }
-                    for (int v = 0; pair == kPlain / kTwo - 1 && v < kPanelVectors; ++v) {
-                        const auto all = reinterpret_cast<__m256i>(pairs[r][d][v]);
-                        add_in_order(sums[r][d][v], reinterpret_cast<I32>(_mm256_madd_epi16(all, factors[v])));
-                    }
+                    const auto all = reinterpret_cast<__m256i>(pairs[r][d]);
+                    add_in_order(sums[r][d][v], reinterpret_cast<I32>(_mm256_madd_epi16(all, factors[v])));
                 }
-        });
+        }
     });
 }
 
