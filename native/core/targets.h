@@ -24,7 +24,8 @@ struct Target {
     // Whether interleaved_linear multiplies blocks of a format: where it is quicker than block_linear
     bool interleaves(Format format) const {
         const auto has = [this](std::string_view feature) { return needs.find(feature) != needs.npos; };
-        return has_interleaved(format) && (gains_by_panels() || has("dotprod") || (has("avx2") && !has("avx512")));
+        return size_of(format).is_interleaved &&
+               (gains_by_panels() || has("dotprod") || (has("avx2") && !has("avx512")));
     }
 };
 

@@ -22,10 +22,10 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-#define TENSOROPS_FORMAT_CASE(name, elements, bytes)                              \
-    case Format::name:                                                            \
-        static_assert(name::kElements == elements && name::kBytes == bytes, "");  \
-        static_assert(name::kIsInterleaved == has_interleaved(Format::name), ""); \
+#define TENSOROPS_FORMAT_CASE(name, elements, bytes, is_interleaved)             \
+    case Format::name:                                                           \
+        static_assert(name::kElements == elements && name::kBytes == bytes, ""); \
+        static_assert(name::kIsInterleaved == is_interleaved, "");               \
         return f(name{});
 
 // Calls f with an object of the struct of a format.

@@ -13,39 +13,40 @@
 
 namespace tensorops {
 
-// Every format: its name, the weights in a block, and the bytes
+// Every format: its name, the weights in a block, the bytes, and whether products with interleaved blocks have a kernel
 #define TENSOROPS_FOR_EACH_FORMAT(DO) \
-    DO(fp8_e4m3, 128, 132)            \
-    DO(fp8_e5m2, 128, 132)            \
-    DO(iq4_nl, 32, 18)                \
-    DO(iq4_xs, 256, 136)              \
-    DO(mxfp4, 32, 17)                 \
-    DO(nvfp4, 64, 36)                 \
-    DO(q2_k, 256, 84)                 \
-    DO(q3_k, 256, 110)                \
-    DO(q4_0, 32, 18)                  \
-    DO(q4_1, 32, 20)                  \
-    DO(q4_k, 256, 144)                \
-    DO(q5_0, 32, 22)                  \
-    DO(q5_1, 32, 24)                  \
-    DO(q5_k, 256, 176)                \
-    DO(q6_k, 256, 210)                \
-    DO(q8_0, 32, 34)                  \
-    DO(sparse_2_4, 32, 36)
+    DO(fp8_e4m3, 128, 132, false)     \
+    DO(fp8_e5m2, 128, 132, false)     \
+    DO(iq4_nl, 32, 18, true)          \
+    DO(iq4_xs, 256, 136, true)        \
+    DO(mxfp4, 32, 17, true)           \
+    DO(nvfp4, 64, 36, false)          \
+    DO(q2_k, 256, 84, false)          \
+    DO(q3_k, 256, 110, false)         \
+    DO(q4_0, 32, 18, true)            \
+    DO(q4_1, 32, 20, true)            \
+    DO(q4_k, 256, 144, true)          \
+    DO(q5_0, 32, 22, true)            \
+    DO(q5_1, 32, 24, true)            \
+    DO(q5_k, 256, 176, true)          \
+    DO(q6_k, 256, 210, true)          \
+    DO(q8_0, 32, 34, true)            \
+    DO(sparse_2_4, 32, 36, false)
 
-#define TENSOROPS_FORMAT_NAME(name, elements, bytes) name,
+#define TENSOROPS_FORMAT_NAME(name, elements, bytes, is_interleaved) name,
 enum class Format { TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_NAME) none };
 #undef TENSOROPS_FORMAT_NAME
 
 struct FormatSize {
     std::string_view name;
     std::int64_t elements, bytes;
+    bool is_interleaved;  // products with its interleaved blocks have a kernel
 
     // The bytes of a row; 0 if it would not be whole blocks.
     std::int64_t row_bytes(std::int64_t length) const { return length % elements == 0 ? length / elements * bytes : 0; }
 };
 
-#define TENSOROPS_FORMAT_SIZE(name, elements, bytes) {#name, elements, bytes},
+#define TENSOROPS_FORMAT_SIZE(name, elements, bytes, is_interleaved) {#name, elements, bytes, is_interleaved},
 inline constexpr FormatSize kFormats[] = {TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_SIZE)};
 #undef TENSOROPS_FORMAT_SIZE
 
@@ -73,26 +74,6 @@ inline Format find_format(std::string_view name) {
 }
 
 inline const FormatSize& size_of(Format format) { return kFormats[static_cast<int>(format)]; }
-
-// Whether a format's struct has what products with interleaved blocks need
-constexpr bool has_interleaved(Format format) {
-    switch (format) {
-        case Format::iq4_nl:
-        case Format::iq4_xs:
-        case Format::mxfp4:
-        case Format::q4_0:
-        case Format::q4_1:
-        case Format::q4_k:
-        case Format::q5_0:
-        case Format::q5_1:
-        case Format::q5_k:
-        case Format::q6_k:
-        case Format::q8_0:
-            return true;
-        default:
-            return false;
-    }
-}
 
 // Copies some blocks of a row out of interleaved ones; `blocks` are those of the 32 rows.
 inline void copy_interleaved(const FormatSize& format, const char* blocks, std::int64_t row, std::int64_t count,

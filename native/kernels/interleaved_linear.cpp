@@ -40,6 +40,7 @@ inline constexpr bool kFetches = kSlices > 1 || kRows > 1 || F::kHighBits > 0 ||
 template <class F, class D, int kRows>
 [[gnu::noinline]] void outputs(const char* weight, const XRow<D>* x, std::int64_t length,
                                float (*y)[kInterleavedRows]) {
+    using Fetches = Ahead<F, kFetches<F, D, kRows>>;
     constexpr int kOfBlock = F::kElements / F::kGroup;
     constexpr std::int64_t kBlockBytes = kInterleavedRows * F::kBytes;
     constexpr std::int64_t kPlainly = kAddedPlainly / kOfBlock;  // blocks
@@ -50,7 +51,7 @@ template <class F, class D, int kRows>
         for (const std::int64_t end = std::min(b + kPlainly, count); b < end; ++b, weight += kBlockBytes) {
             for (int h = 0; h < kSlices; ++h) {
                 if (kSlices > 1) asm("" : "+r"(h));  // so that instructions exist once: the cache does not hold more
-                const Ahead<F, kFetches<F, D, kRows>> ahead{weight + kAhead + h * Ahead<F, true>::kBytes};
+                const Fetches ahead{weight + kAhead + h * Fetches::kBytes};
                 const InterleavedBlocks<F> blocks(weight, h * kPanelVectors);
                 const auto index = static_cast<std::size_t>(b);
                 Vec<float> sum[kRows][kPanelVectors];

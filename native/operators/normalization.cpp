@@ -220,6 +220,22 @@ Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Arr
     return {};
 }
 
+// The same of a sum that is a result, too.
+Reason differentiate_sum(Call& call, Norm norm) {
+    Reader in(call);
+    NormVjp op{};
+    op.norm = norm;
+    const Array& sum = in.rows();
+    const Array *weight = in.optional(), *bias = norm == Norm::deviation ? in.optional() : nullptr;
+    const Array &dy = in.rows(), &dsum = in.rows();
+    op.eps = in.nonnegative();
+    in.last_axis(sum, "sum");
+    const std::int64_t wanted = in.integer();
+    if (!in.require(refuse_cotangent("dsum", dsum, sum))) return in.reason;
+    op.dsum = rows_of(dsum);
+    return differentiate(call, op, {sum, weight, bias, wanted}, dy);
+}
+
 }  // namespace
 
 TENSOROPS_OPERATOR(rms_norm_vjp, "x, weight, dy, eps=1e-06, *, axis=-1, weight_offset=0.0, wanted=-1 -> dx, dweight") {
@@ -237,33 +253,12 @@ TENSOROPS_OPERATOR(rms_norm_vjp, "x, weight, dy, eps=1e-06, *, axis=-1, weight_o
 
 TENSOROPS_OPERATOR(add_rms_norm_vjp,
                    "sum, weight, dy, dsum, eps=1e-06, *, axis=-1, wanted=-1 -> dx=dresidual, dweight") {
-    Reader in(call);
-    NormVjp op{};
-    const Array& sum = in.rows();
-    const Array* weight = in.optional();
-    const Array &dy = in.rows(), &dsum = in.rows();
-    op.eps = in.nonnegative();
-    in.last_axis(sum, "sum");
-    const std::int64_t wanted = in.integer();
-    if (!in.require(refuse_cotangent("dsum", dsum, sum))) return in.reason;
-    op.dsum = rows_of(dsum);
-    return differentiate(call, op, {sum, weight, nullptr, wanted}, dy);
+    return differentiate_sum(call, Norm::root_mean_square);
 }
 
 TENSOROPS_OPERATOR(add_layer_norm_vjp,
                    "sum, weight, bias, dy, dsum, eps=1e-05, *, axis=-1, wanted=-1 -> dx=dresidual, dweight, dbias") {
-    Reader in(call);
-    NormVjp op{};
-    op.norm = Norm::deviation;
-    const Array& sum = in.rows();
-    const Array *weight = in.optional(), *bias = in.optional();
-    const Array &dy = in.rows(), &dsum = in.rows();
-    op.eps = in.nonnegative();
-    in.last_axis(sum, "sum");
-    const std::int64_t wanted = in.integer();
-    if (!in.require(refuse_cotangent("dsum", dsum, sum))) return in.reason;
-    op.dsum = rows_of(dsum);
-    return differentiate(call, op, {sum, weight, bias, wanted}, dy);
+    return differentiate_sum(call, Norm::deviation);
 }
 
 TENSOROPS_OPERATOR(l2_norm_vjp, "x, dy, eps=1e-12, *, axis=-1 -> dx") {
