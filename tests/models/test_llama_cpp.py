@@ -12,10 +12,12 @@ import pytest
 pytest.importorskip("llama_cpp")
 pytest.importorskip("transformers")
 
+import gguf
 import llama_cpp
 
 import tensorops as tp
 import tiny_networks
+from asv_benchmarks import random_model
 from tensorops.models import LanguageModel, open_gguf
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
 
@@ -54,6 +56,50 @@ def test_files_give_the_logits_and_tokens_of_llama_cpp(name: str, tmp_path: Path
     error = 1e-2 if name.startswith("gemma4") else 1e-3
     np.testing.assert_allclose(ours, logits, rtol=0, atol=error * np.abs(logits).max())
     assert list(model.generate_ids(IDS, max_new_tokens=TOKENS)) == added
+
+
+SMALL = {"block_count": 2, "embedding_length": 512, "feed_forward_length": 1024, "attention.head_count": 8,
+         "attention.head_count_kv": 4, "attention.key_length": 64, "attention.value_length": 64,
+         "rope.dimension_count": 64}  # fmt: skip
+
+
+def in_float32(path: Path, out: Path) -> Path:
+    """Write a file's weights as float32, by the package gguf."""
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(out, "llama")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            of_items = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], of_items)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+@pytest.mark.parametrize("type_name", random_model.TYPES)
+def test_every_type_of_file(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At highest, tokens and logits of float32's weights; at low, no farther from these than llama.cpp is."""
+    monkeypatch.setattr(random_model, "SIZES", SMALL)
+    tiny_networks.save("llama", tmp_path / "folder")
+    tokenizer = tiny_networks.as_gguf(tmp_path / "folder", tmp_path / "tokenizer.gguf")
+    plain, path = tmp_path / "plain.gguf", tmp_path / "model.gguf"
+    random_model.write(tokenizer, plain)
+    random_model.quantize(plain, path, type_name)
+    exact, added = theirs(in_float32(path, tmp_path / "float32.gguf"))
+    error = {"llama.cpp": np.abs(theirs(path)[0] - exact).max()}
+    for precision in ("highest", "low"):
+        model = LanguageModel.load(path, precision=precision)
+        assert model.tokenizer is not None
+        model.tokenizer.end_ids = frozenset()
+        ours: Any = tp.to_backend(model(IDS), "numpy")
+        error[precision] = np.abs(ours - exact).max()
+        if precision == "highest":
+            assert list(model.generate_ids(IDS, max_new_tokens=TOKENS)) == added
+    assert error["highest"] <= 1e-5 * np.abs(exact).max()
+    assert error["highest"] < error["low"] <= 1.25 * error["llama.cpp"]
 
 
 def perplexity(logits: Any, ids: list[int]) -> float:
