@@ -34,9 +34,7 @@ void* allocate(std::size_t bytes) {
 #else
     void* block = nullptr;
     if (posix_memalign(&block, alignment, bytes) != 0) return nullptr;
-#if defined(MADV_HUGEPAGE)
-    if (bytes >= kHugePage) madvise(block, bytes, MADV_HUGEPAGE);  // advice: it may be declined
-#endif
+    request_huge_pages(block, bytes);
     return block;
 #endif
 }
@@ -99,6 +97,14 @@ std::shared_ptr<char> take_shared(std::size_t bytes) {
 }
 
 }  // namespace
+
+void request_huge_pages(void* block, std::size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const auto begin = (reinterpret_cast<std::uintptr_t>(block) + kHugePage - 1) / kHugePage * kHugePage;
+    const auto end = (reinterpret_cast<std::uintptr_t>(block) + bytes) / kHugePage * kHugePage;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // it may be declined
+#endif
+}
 
 void* take(std::size_t bytes) {
     if (bytes > kLargest) return nullptr;

@@ -18,6 +18,9 @@ void* take(std::size_t bytes);
 // Returns a block that came from take(bytes).
 void give(void* block, std::size_t bytes);
 
+// Lets those huge pages that lie within a block, if any, come as such when they are first written.
+void request_huge_pages(void* block, std::size_t bytes);
+
 // Memory for a model's weights, in blocks side by side: most are smaller than a huge page, and a step that reads all of
 // them took 0.97 of the time with huge pages. A shelf of several blocks is given back with the last of them. Throws
 // std::bad_alloc.

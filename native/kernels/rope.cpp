@@ -1,7 +1,8 @@
 // Rotary position embedding: pairs of features rotate by position times frequency.
 //
-// Work: positions go to threads in contiguous parts. The cosines and sines of a position are computed once for all
-//   heads and for all batches that share the positions, or read from the row of the tables that a position names.
+// Work: positions go to threads in contiguous parts, which take a block of positions through all heads, as heads are
+//   far apart in memory. The cosines and sines of a block are computed once for all heads and for all batches that
+//   share the positions, or read from the rows of the tables that positions name.
 // Precision: angles, cosines and sines in float64 for every dtype: in float32 an angle of 8192 radians is off by
 //   0.0005. They are rounded to float32 unless x is float64, as tables are, and pairs are multiplied in that.
 // Bytes: each element once in, once out.
@@ -16,47 +17,58 @@
 #include "parallel.h"
 #include "scratch.h"
 #include "simd.h"
+#include "vector_math.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
+
+constexpr std::int64_t kTable = 16 * 1024;  // bytes of the angles of a block of positions, for the first-level cache
 
 template <class C>
 struct Angles {
     C *cosines, *sines;
 };
 
-// The last angles of this thread: those of a model's next layer, when it decodes, are the same.
-template <class C>
-struct LastAngles {
-    static constexpr std::int64_t kMost = 128;
+// Of angles that are added to by whole turns, what is left is less and less exact.
+constexpr double kFarthest = 1 << 20;
 
-    std::int64_t pairs = 0;
-    double position, factor, frequencies[kMost];
-    C cosines[kMost], sines[kMost];
-};
+typedef std::int64_t I64 __attribute__((vector_size(kVectorBytes)));
+
+// The cosines and sines of angles up to kFarthest, within 1e-13
+inline void turn(Vec<double> angle, Vec<double>& cosine, Vec<double>& sine) {
+    // The rest of a quarter turn, in two parts of which the first has so few bits that its products are exact
+    constexpr double kQuarter = 0x1.921fb544p+0, kRest = 0x1.0b4611a626331p-34, kToInteger = 0x1.8p52;
+    const Vec<double> shifted = angle * 0x1.45f306dc9c883p-1 + kToInteger, quarters = shifted - kToInteger;
+    const Vec<double> r = (angle - quarters * kQuarter) - quarters * kRest, u = r * r;
+    // The series of the sine and the cosine, which converge fast within an eighth of a turn
+    Vec<double> s = u * (1 / 6227020800.0) - 1 / 39916800.0, c = 1 / 479001600.0 - u * (1 / 87178291200.0);
+    s = ((((s * u + 1 / 362880.0) * u - 1 / 5040.0) * u + 1 / 120.0) * u - 1 / 6.0) * u * r + r;
+    c = (((((c * u - 1 / 3628800.0) * u + 1 / 40320.0) * u - 1 / 720.0) * u + 1 / 24.0) * u - 0.5) * u + 1;
+    const I64 quadrant = reinterpret_cast<I64>(shifted), is_odd = (quadrant & 1) != 0;
+    const Vec<double> of_cosine = is_odd ? s : c, of_sine = is_odd ? c : s;
+    cosine = ((quadrant + 1) & 2) != 0 ? -of_cosine : of_cosine;
+    sine = (quadrant & 2) != 0 ? -of_sine : of_sine;
+}
 
 template <class C>
 void compute_angles(const Rope& op, double position, Angles<C> angles) {
-    thread_local LastAngles<C> last;
+    constexpr std::int64_t lanes = kLanes<double>;
     const std::int64_t pairs = op.dims / 2;
-    if (pairs == last.pairs && position == last.position && op.factor == last.factor &&
-        std::equal(op.frequencies, op.frequencies + pairs, last.frequencies)) {
-        std::copy_n(last.cosines, pairs, angles.cosines);
-        std::copy_n(last.sines, pairs, angles.sines);
-        return;
+    for (std::int64_t i = 0; i < pairs; i += lanes) {
+        const std::int64_t k = pairs - i < lanes ? pairs - i : lanes;
+        const Vec<double> angle = load_some(op.frequencies + i, k) * position;
+        Vec<double> cosine, sine;
+        if (is_same<C, float> && !any(angle > kFarthest) && !any(angle < -kFarthest)) {
+            turn(angle, cosine, sine);
+        } else {
+            cosine = by_lane(angle, [](double a) { return std::cos(a); });
+            sine = by_lane(angle, [](double a) { return std::sin(a); });
+        }
+        for (std::int64_t j = 0; j < k; ++j) {
+            angles.cosines[i + j] = static_cast<C>(cosine[j] * op.factor);
+            angles.sines[i + j] = static_cast<C>(sine[j] * op.factor);
+        }
     }
-    for (std::int64_t i = 0; i < pairs; ++i) {
-        const double angle = position * op.frequencies[i];
-        angles.cosines[i] = static_cast<C>(std::cos(angle) * op.factor);
-        angles.sines[i] = static_cast<C>(std::sin(angle) * op.factor);
-    }
-    if (op.length > 1 || pairs > LastAngles<C>::kMost) return;
-    last.pairs = pairs;
-    last.position = position;
-    last.factor = op.factor;
-    std::copy_n(op.frequencies, pairs, last.frequencies);
-    std::copy_n(angles.cosines, pairs, last.cosines);
-    std::copy_n(angles.sines, pairs, last.sines);
 }
 
 // A row of a table, in the type of computation.
@@ -95,16 +107,20 @@ void find_angles(const Rope& op, double position, Angles<C> angles) {
     for (std::int64_t i = 0; i < op.dims / 2; ++i) angles.sines[i] = -angles.sines[i];
 }
 
-// x may be unaligned; y is aligned.
-template <class C>
-void rotate_halves(const C* x, C* y, std::int64_t n, Angles<C> angles) {
-    for (std::int64_t i = 0; i < n; ++i) {
-        const C first = load_one(x + i), second = load_one(x + n + i), c = angles.cosines[i], s = angles.sines[i];
-        y[i] = first * c - second * s;
-        y[n + i] = second * c + first * s;
+template <class T>
+void rotate_halves(const T* x, T* y, std::int64_t n, Angles<Compute<T>> angles) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    const auto put_some = [](T* to, auto v, std::int64_t k) { k == lanes ? store(to, v) : store_part(to, v, k); };
+    for (std::int64_t i = 0; i < n; i += lanes) {
+        const std::int64_t k = n - i < lanes ? n - i : lanes;
+        const auto first = load_some(x + i, k), second = load_some(x + n + i, k);
+        const auto c = load_some(angles.cosines + i, k), s = load_some(angles.sines + i, k);
+        put_some(y + i, first * c - second * s, k);
+        put_some(y + n + i, second * c + first * s, k);
     }
 }
 
+// x may be unaligned.
 template <class C>
 void rotate_neighbours(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     for (std::int64_t i = 0; i < n; ++i) {
@@ -115,22 +131,21 @@ void rotate_neighbours(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     }
 }
 
-// One row; `room` holds two rows in the type of computation, and is used only for half types.
+// One row; `room` holds two rows in the type of computation, and is used only for neighbours of half types.
 template <class T>
 void rotate_row(const Rope& op, const T* x, T* y, Angles<Compute<T>> angles, Compute<T>* room) {
-    using C = Compute<T>;
-    const auto rotate = [&](const C* from, C* to) {
-        op.interleaved ? rotate_neighbours(from, to, op.dims / 2, angles)
-                       : rotate_halves(from, to, op.dims / 2, angles);
-    };
-    if constexpr (is_same<T, C>) {
-        rotate(x, y);
+    const std::int64_t pairs = op.dims / 2;
+    if (!op.interleaved) {
+        rotate_halves(x, y, pairs, angles);
+    } else if constexpr (is_same<T, Compute<T>>) {
+        rotate_neighbours(x, y, pairs, angles);
     } else {
         convert(x, room, op.dims);
-        rotate(room, room + op.dims);
+        rotate_neighbours(room, room + op.dims, pairs, angles);
         convert(room + op.dims, y, op.dims);
     }
-    std::memcpy(y + op.dims, x + op.dims, static_cast<std::size_t>(op.features - op.dims) * sizeof(T));
+    if (op.features > op.dims)
+        std::memcpy(y + op.dims, x + op.dims, static_cast<std::size_t>(op.features - op.dims) * sizeof(T));
 }
 
 template <class T>
@@ -138,26 +153,34 @@ void all_positions(const Rope& op) {
     using C = Compute<T>;
     const std::int64_t batches = op.batch.count, size = static_cast<std::int64_t>(sizeof(T));
     const std::int64_t rows = batches * op.heads * op.length;
-    // A cosine and a sine cost as much as moving a few hundred bytes.
-    const std::int64_t of_pair = op.tables ? 16 : 256;
+    // Computing a cosine and a sine takes as long as moving that many bytes.
+    const std::int64_t of_pair = op.tables ? 16 : is_same<C, double> ? 256 : 32;
     const std::int64_t angles_work = of_pair * op.dims / 2 * op.length * (op.positions_of_batch ? batches : 1);
     const int threads = threads_for(op.length, 2 * rows * op.features * size + angles_work);
-    const std::int64_t line = whole_lines(3 * op.dims * static_cast<std::int64_t>(sizeof(C)));
+    const std::int64_t of_position = op.dims * static_cast<std::int64_t>(sizeof(C));
+    const std::int64_t block = std::clamp(kTable / of_position, std::int64_t{1}, op.length);
+    const std::int64_t line = whole_lines((block + 2) * of_position);
     const Scratch scratch(threads * line);
     Interruption* const at = interruption;
     over_shares(threads, op.length, 1, [&](Share share) {
-        C* table = scratch.at<C>(share.member * line);
-        const Angles<C> angles{table, table + op.dims / 2};
-        for (std::int64_t p = share.begin; p < share.end; ++p) {
-            if (leaves(at, batches * op.heads * op.features * size)) break;
+        C* const table = scratch.at<C>(share.member * line);
+        C* const room = table + block * op.dims;
+        const auto angles_of = [&](std::int64_t p) {
+            return Angles<C>{table + p * op.dims, table + p * op.dims + op.dims / 2};
+        };
+        for (std::int64_t begin = share.begin; begin < share.end; begin += block) {
+            const std::int64_t count = share.end - begin < block ? share.end - begin : block;
+            if (leaves(at, count * batches * op.heads * op.features * size)) break;
             for (std::int64_t b = 0; b < batches; ++b) {
+                const double* positions = op.positions + (op.positions_of_batch ? b * op.length : 0) + begin;
                 if (b == 0 || op.positions_of_batch)
-                    find_angles(op, op.positions[(op.positions_of_batch ? b * op.length : 0) + p], angles);
-                const char* x = op.batch.row(b) + p * op.stride;
-                T* y = reinterpret_cast<T*>(op.y) + (b * op.heads * op.length + p) * op.features;
-                for (std::int64_t h = 0; h < op.heads; ++h)
-                    rotate_row(op, reinterpret_cast<const T*>(x + h * op.head_stride), y + h * op.length * op.features,
-                               angles, table + op.dims);
+                    for (std::int64_t p = 0; p < count; ++p) find_angles(op, positions[p], angles_of(p));
+                for (std::int64_t h = 0; h < op.heads; ++h) {
+                    const char* x = op.batch.row(b) + h * op.head_stride + begin * op.stride;
+                    T* y = reinterpret_cast<T*>(op.y) + ((b * op.heads + h) * op.length + begin) * op.features;
+                    for (std::int64_t p = 0; p < count; ++p, x += op.stride, y += op.features)
+                        rotate_row(op, reinterpret_cast<const T*>(x), y, angles_of(p), room);
+                }
             }
         }
     });

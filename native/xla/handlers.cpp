@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "pool.h"
 #include "relax.h"
 
 namespace tensorops::xla {
@@ -219,8 +220,11 @@ class FrameCall : public Call {
 
   protected:
     bool make_one(int index, const Result& result) override {  // the frame has those that are wanted
-        if (next_ < results_.count)
-            return take(index, array_of(*static_cast<const Buffer*>(results_.items[next_++])), result);
+        if (next_ < results_.count) {
+            const Array made = array_of(*static_cast<const Buffer*>(results_.items[next_++]));
+            pool::request_huge_pages(made.data, static_cast<std::size_t>(made.bytes()));  // fresh for every call
+            return take(index, made, result);
+        }
         reason = "the call has too few results";
         return false;
     }
