@@ -181,11 +181,7 @@ struct Elements {
             for (std::int64_t j = i; j < end; j += kPart) {
                 const std::int64_t size = std::min(kPart, end - j);
                 span(function, part, size / item, x + j, up ? up + j : nullptr);
-                for (std::int64_t k = 0; k < size; k += kVectorBytes)  // whole lines but for the end of all
-                    if (k + static_cast<std::int64_t>(kVectorBytes) <= size)
-                        put_bits<true>(y + j + k, load_bits<I32>(part + k));
-                    else
-                        std::memcpy(y + j + k, part + k, static_cast<std::size_t>(size - k));
+                stream_bytes(y + j, part, size);
             }
         }
     }

@@ -1,17 +1,14 @@
 // dx = dy · f'(x) for elementwise functions; for gated units f(gate) · up also dup = dy · f(gate).
 //
-// Work: the elements go to threads in contiguous spans. Blocks of them are computed in the first-level cache in the
-// type
-//   of computation, so that a function is compiled for two types, not for four, and not again for results that are
-//   written past the caches.
+// Work: the elements go to threads in contiguous spans.
 // Precision: float64 in float64, everything else in float32. Derivatives are written so that nothing overflows where
 //   they are finite, and factors that approach 0 do not cancel.
 // Bytes: each element of x and dy once in, of dx once out; of gated units three in, two out.
 #include "activation_vjp.h"
 
+#include <algorithm>
 #include <limits>
 
-#include "convert.h"
 #include "parallel.h"
 #include "simd.h"
 #include "vector_math.h"
@@ -33,6 +30,17 @@ inline Sigmoids<V> sigmoids(V x) {
     const V e = exp_in_units(minus_magnitude(x)), r = 1 / (e + one), large = r * one, small = r * e;
     return {x < 0 ? small : large, x < 0 ? large : small};
 }
+#if defined(__AVX512F__)
+inline Sigmoids<Vec<float>> sigmoids(Vec<float> x) {
+    const Vec<float> small = sigmoid_tail(x), large = 1.0f - small;
+    return {x < 0 ? small : large, x < 0 ? large : small};
+}
+#endif
+
+template <class V>
+struct Both {
+    V slope, value;
+};
 
 // x within bounds beyond which derivatives do not change any more: an infinity would become NaN times 0.
 template <class V>
@@ -41,15 +49,15 @@ inline V bounded(V x) {
     return at_most(at_least(x, -bound), bound);
 }
 
-// Each function's derivative is slope(x). A gate also has its value: value_and_slope.
+// Each function's derivative is slope(x). A gate also has its value: both(x).
 struct ReluSlope {
     template <class V>
     V slope(V x) const {
         return x <= 0 ? V{} : V{} + 1;
     }
     template <class V>
-    V value(V x) const {
-        return x <= 0 ? V{} : x;
+    Both<V> both(V x) const {
+        return {slope(x), x <= 0 ? V{} : x};
     }
 };
 struct ReluSquaredSlope {
@@ -78,13 +86,13 @@ struct QuickGeluSlope {
 struct SiluSlope {
     template <class V>
     V slope(V x) const {
-        const V u = bounded(x);
-        const Sigmoids<V> s = sigmoids(u);
-        return s.value * (u * s.rest + 1);
+        return both(x).slope;
     }
     template <class V>
-    V value(V x) const {
-        return x * sigmoid(x);
+    Both<V> both(V x) const {
+        const V u = bounded(x);
+        const Sigmoids<V> s = sigmoids(u);
+        return {s.value * (u * s.rest + 1), x * s.value};
     }
 };
 struct SoftplusSlope {
@@ -96,13 +104,11 @@ struct SoftplusSlope {
 struct GeluSlope {
     template <class V>
     V slope(V x) const {
-        using C = Element<V>;
-        constexpr auto density = static_cast<C>(0.39894228040143267794);  // 1 / sqrt(2 pi)
-        return normal_cdf(x) + bounded(x) * (gaussian(x) * density);
+        return gelu_slope(x);
     }
     template <class V>
-    V value(V x) const {
-        return gelu(x);
+    Both<V> both(V x) const {
+        return {slope(x), gelu(x)};
     }
 };
 struct GeluTanhSlope {
@@ -173,118 +179,81 @@ struct SquareplusSlope {
     }
 };
 
-constexpr std::int64_t kBlock = 1024;
-
-// A block of elements in the type of computation. The results may be where x, up or dy are.
-template <class C>
-struct Block {
-    const C *x, *up, *dy;
-    C *dx, *dup;
+// Elements that follow each other in memory
+struct Span {
+    const char *x, *up, *dy;
+    char *dx, *dup;
     std::int64_t n;
 };
 
-template <class F, class C>
-[[gnu::noinline, gnu::flatten]] void slopes(const void* function, const Block<C>& b) {
+template <class F, class T>
+[[gnu::noinline, gnu::flatten]] void slopes(const void* function, const Span& s) {
     const F f = *static_cast<const F*>(function);
-    const C *x = b.x, *dy = b.dy;
-    put_row<false>(b.dx, b.n,
+    const T *x = reinterpret_cast<const T*>(s.x), *dy = reinterpret_cast<const T*>(s.dy);
+    put_row<false>(reinterpret_cast<T*>(s.dx), s.n,
                    [=](std::int64_t i, std::int64_t k) { return f.slope(load_some(x + i, k)) * load_some(dy + i, k); });
 }
 
-template <class F, class C>
-[[gnu::noinline, gnu::flatten]] void gates(const void* function, const Block<C>& b) {
+template <class F, class T>
+[[gnu::noinline, gnu::flatten]] void gates(const void* function, const Span& s) {
     const F f = *static_cast<const F*>(function);
-    constexpr std::int64_t lanes = kLanes<C>;
-    const auto put = [&b, f](std::int64_t i, std::int64_t k, auto load_k, auto store_k) {
-        const Vec<C> x = load_k(b.x + i, k), d = load_k(b.dy + i, k), up = load_k(b.up + i, k);
-        store_k(b.dx + i, d * up * f.slope(x), k);
-        store_k(b.dup + i, d * f.value(x), k);
+    const T *x = reinterpret_cast<const T*>(s.x), *up = reinterpret_cast<const T*>(s.up),
+            *dy = reinterpret_cast<const T*>(s.dy);
+    T *dx = reinterpret_cast<T*>(s.dx), *dup = reinterpret_cast<T*>(s.dup);
+    constexpr std::int64_t lanes = kLanes<T>;
+    const auto put = [=](std::int64_t i, std::int64_t k, auto store_k) {
+        const auto v = load_some(x + i, k), d = load_some(dy + i, k), u = load_some(up + i, k);
+        const auto of_gate = f.both(v);
+        store_k(dx + i, d * u * of_gate.slope, k);
+        store_k(dup + i, d * of_gate.value, k);
     };
     std::int64_t i = 0;
-    for (; i + lanes <= b.n; i += lanes)
-        put(
-            i, lanes, [](const C* p, std::int64_t) { return load(p); },
-            [](C* p, Vec<C> v, std::int64_t) { store(p, v); });
-    if (i < b.n)
-        put(
-            i, b.n - i, [](const C* p, std::int64_t k) { return load_part(p, k); },
-            [](C* p, Vec<C> v, std::int64_t k) { store_part(p, v, k); });
+    for (; i + lanes <= s.n; i += lanes) put(i, lanes, [](T* to, auto v, std::int64_t) { store(to, v); });
+    if (i < s.n) put(i, s.n - i, [](T* to, auto v, std::int64_t k) { store_part(to, v, k); });
 }
 
-template <class C>
-using ComputeBlock = void (*)(const void* function, const Block<C>& block);
+using ComputeSpan = void (*)(const void* function, const Span& span);
 
-// Elements [begin, end), row by row
-template <class T>
-void elements(const ActivationVjp& op, const void* function, ComputeBlock<Compute<T>> compute, std::int64_t begin,
+// Elements [begin, end), row by row; what is written past the caches is computed in them, part by part.
+void elements(const ActivationVjp& op, const void* function, ComputeSpan compute, std::int64_t item, std::int64_t begin,
               std::int64_t end) {
-    using C = Compute<T>;
+    constexpr std::int64_t kPart = 4096;
+    alignas(64) char parts[2][kPart];
     const std::int64_t length = op.x.length;
-    const bool gated = op.dup;
-    alignas(64) C buffers[3][kBlock];
     while (begin < end) {
         const std::int64_t row = begin / length, from = begin % length;
-        std::int64_t n = end - begin < length - from ? end - begin : length - from;
-        if (n > kBlock) n = kBlock;
-        const auto at = [row, from](const Rows& rows) { return reinterpret_cast<const T*>(rows.row(row)) + from; };
-        T *dx = reinterpret_cast<T*>(op.dx) + begin, *dup = gated ? reinterpret_cast<T*>(op.dup) + begin : nullptr;
-        Block<C> block{nullptr, nullptr, nullptr, buffers[0], buffers[1], n};
-        if constexpr (is_same<T, C>) {
-            block.x = at(op.x);
-            block.dy = at(op.dy);
-            if (gated) block.up = at(op.up);
-            if (!op.streaming) {
-                block.dx = dx;
-                block.dup = dup;
-            }
-        } else {
-            convert(at(op.x), buffers[0], n);
-            convert(at(op.dy), buffers[2], n);
-            if (gated) convert(at(op.up), buffers[1], n);
-            block.x = buffers[0];
-            block.up = buffers[1];
-            block.dy = buffers[2];
-        }
-        compute(function, block);
-        const auto put = [n](const C* from_buffer, T* to, auto streaming) {
-            put_row<streaming>(to, n, [=](std::int64_t i, std::int64_t k) { return load_some(from_buffer + i, k); });
-        };
+        std::int64_t n = std::min(end - begin, length - from);
+        if (op.streaming) n = std::min(n, kPart / item);
+        const auto at = [row, from, item](const Rows& rows) { return rows.row(row) + from * item; };
+        char *const dx = op.dx + begin * item, *const dup = op.dup ? op.dup + begin * item : nullptr;
+        Span span{at(op.x), dup ? at(op.up) : nullptr, at(op.dy), dx, dup, n};
         if (op.streaming) {
-            put(buffers[0], dx, std::true_type{});
-            if (gated) put(buffers[1], dup, std::true_type{});
-        } else if (!is_same<T, C>) {
-            put(buffers[0], dx, std::false_type{});
-            if (gated) put(buffers[1], dup, std::false_type{});
+            span.dx = parts[0];
+            span.dup = parts[1];
         }
+        compute(function, span);
+        if (op.streaming) stream_bytes(dx, parts[0], n * item);
+        if (op.streaming && dup) stream_bytes(dup, parts[1], n * item);
         begin += n;
     }
     if (op.streaming) stream_fence();
 }
 
-template <class T>
-void run(const ActivationVjp& op, const void* function, ComputeBlock<Compute<T>> compute) {
-    const std::int64_t total = op.x.count * op.x.length, arrays = op.dup ? 5 : 3;
-    const int threads = threads_for_rows(total / 64, arrays * total * static_cast<std::int64_t>(sizeof(T)));
-    over_shares(threads, total, 64, [&](Share mine) { elements<T>(op, function, compute, mine.begin, mine.end); });
-}
-
-void run(const ActivationVjp& op, const void* function, ComputeBlock<float> narrow, ComputeBlock<double> wide) {
-    for_dtype(op.dtype, [&](auto x) {
-        if constexpr (is_same<decltype(x), double>)
-            run<double>(op, function, wide);
-        else
-            run<decltype(x)>(op, function, narrow);
-    });
+void run(const ActivationVjp& op, const void* function, ComputeSpan compute, std::int64_t item) {
+    const std::int64_t total = op.x.count * op.x.length;
+    const int threads = threads_for_rows(total / 64, (op.dup ? 5 : 3) * total * item);
+    over_shares(threads, total, 64,
+                [=, &op](Share mine) { elements(op, function, compute, item, mine.begin, mine.end); });
 }
 
 template <class F>
 void unary(F f, const ActivationVjp& op) {
-    run(op, &f, slopes<F, float>, slopes<F, double>);
+    for_dtype(op.dtype, [&](auto x) { run(op, &f, slopes<F, decltype(x)>, sizeof x); });
 }
 
 template <class F>
 void gated(F f, const ActivationVjp& op) {
-    run(op, &f, gates<F, float>, gates<F, double>);
+    for_dtype(op.dtype, [&](auto x) { run(op, &f, gates<F, decltype(x)>, sizeof x); });
 }
 
 }  // namespace

@@ -269,6 +269,14 @@ inline void put_bits(void* p, V v) {
     std::memcpy(p, &v, sizeof v);
 }
 
+// To an address that is aligned to a vector
+inline void stream_bytes(char* to, const char* from, std::int64_t bytes) {
+    constexpr std::int64_t whole = kVectorBytes;
+    std::int64_t i = 0;
+    for (; i + whole <= bytes; i += whole) put_bits<true>(to + i, load_bits<I32>(from + i));
+    std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
+}
+
 template <class T, class V>
 inline void stream(T* p, V v) {
 #if defined(__AVX512F__)

@@ -224,17 +224,21 @@ alignas(64) inline constexpr float kSigmoid[5][32] = {
     const Vec<float> e = exp_of_negative(-a);  // at most 4e-4: 1 / (1 + e) is 1 - e + e²
     return e + e * (e * e - e);
 }
+// 1 / (1 + exp(|x|))
+inline Vec<float> sigmoid_tail(Vec<float> x) {
+    const Vec<float> a = absolute(x);
+    const auto far = a >= 31.5f * kSigmoidStep;
+    const Vec<float> tail = by_segment(kSigmoid, a, kSigmoidStep);
+    // Lane by lane: a result does not depend on its neighbours.
+    return __builtin_expect(any(far), 0) ? (far ? far_sigmoid_tail(a) : tail) : tail;
+}
 #endif
 
 // 1 / (1 + exp(-x)); AVX-512 looks up polynomials where |x| is not large. Elsewhere it is exp(x) / (exp(x) + 1), which
 // is 1 for all x above 30: a bound on x keeps the exponential from overflowing.
 inline Vec<float> sigmoid(Vec<float> x) {
 #if defined(__AVX512F__)
-    const Vec<float> a = absolute(x);
-    const auto far = a >= 31.5f * kSigmoidStep;
-    Vec<float> tail = by_segment(kSigmoid, a, kSigmoidStep);
-    // Lane by lane: a result does not depend on its neighbours.
-    if (__builtin_expect(any(far), 0)) tail = far ? far_sigmoid_tail(a) : tail;
+    const Vec<float> tail = sigmoid_tail(x);
     return x < 0 ? tail : 1.0f - tail;
 #else
     const Vec<float> e = exp_in_units(at_most(x, 30.0f));
@@ -397,6 +401,60 @@ alignas(64) inline constexpr float kFarTerms[5][32] = {
 }
 #endif
 
+#if defined(__AVX512F__)
+// Φ(-a) - a φ(a), gelu's derivative at -a, which is 0 at 0.75. Largest error: 4e-8 of it, and 2e-10 near that.
+alignas(64) inline constexpr float kGeluSlope[7][32] = {
+    {0x1p-1f,         0x1.689658p-2f,   0x1.b70f42p-3f,   0x1.866c9ep-4f,   0x1.95f1dep-11f,  -0x1.116ed2p-4f,
+     -0x1.baa428p-4f, -0x1.034856p-3f,  -0x1.050e92p-3f,  -0x1.dc91fcp-4f,  -0x1.93c66cp-4f,  -0x1.418908p-4f,
+     -0x1.e4e1e4p-5f, -0x1.5bd286p-5f,  -0x1.dc423ep-6f,  -0x1.37e6aap-6f,  -0x1.876f5ap-7f,  -0x1.d74936p-8f,
+     -0x1.107234p-8f, -0x1.2eb7bcp-9f,  -0x1.437006p-10f, -0x1.4c788ap-11f, -0x1.48ee38p-12f, -0x1.395244p-13f,
+     -0x1.1f6eap-14f, -0x1.fc03aap-16f, -0x1.b08e6p-17f,  -0x1.62ee34p-18f, -0x1.18b3ep-19f,  -0x1.abff7cp-21f,
+     -0x1.3a92bp-22f, -0x1.bdda7ep-24f},
+    {-0x1.988454p-1f, -0x1.8a57c4p-1f, -0x1.62018cp-1f, -0x1.2591bcp-1f, -0x1.bb4638p-2f, -0x1.271efp-2f,
+     -0x1.3ea998p-3f, -0x1.7f0b32p-5f, 0x1.094086p-5f,  0x1.4d868ap-4f,  0x1.ab0674p-4f,  0x1.b7047cp-4f,
+     0x1.8e2466p-4f,  0x1.4a301ep-4f,  0x1.fdc818p-5f,  0x1.72064p-5f,   0x1.fc47a2p-6f,  0x1.4bb9acp-6f,
+     0x1.9cadaap-7f,  0x1.ea5dep-8f,   0x1.16bc9cp-8f,  0x1.2f9026p-9f,  0x1.3d072p-10f,  0x1.3dc224p-11f,
+     0x1.31df8p-12f,  0x1.1aed44p-13f, 0x1.f73068p-15f, 0x1.ae5bp-16f,   0x1.621d0ep-17f, 0x1.186b2p-18f,
+     0x1.ab86c2p-20f, 0x1.39cc6cp-21f},
+    {0x1.5a1e3ap-19f,  0x1.2a6858p-3f,   0x1.138bf8p-2f,  0x1.694cfp-2f,    0x1.8d805cp-2f,   0x1.81212cp-2f,
+     0x1.4db44ep-2f,   0x1.02033ap-2f,   0x1.5c26eap-3f,  0x1.7e91cap-4f,   0x1.ffb70ap-6f,   -0x1.97f4f6p-7f,
+     -0x1.36cadp-5f,   -0x1.8c71bep-5f,  -0x1.8b78dp-5f,  -0x1.5841eep-5f,  -0x1.104af8p-5f,  -0x1.8f1c8ap-6f,
+     -0x1.120a44p-6f,  -0x1.6308cp-7f,   -0x1.b3faa6p-8f, -0x1.fd20c2p-9f,  -0x1.1b63aap-9f,  -0x1.2d4d72p-10f,
+     -0x1.3265d2p-11f, -0x1.2a5a6cp-12f, -0x1.16748p-13f, -0x1.f29144p-15f, -0x1.ac6928p-16f, -0x1.618956p-17f,
+     -0x1.18523ep-18f, -0x1.ab4bfap-20f},
+    {0x1.103cb4p-2f,  0x1.f66c1cp-3f,  0x1.81432ap-3f,  0x1.b656e4p-4f,  0x1.37868p-6f,   -0x1.e44edp-5f,
+     -0x1.d72d4cp-4f, -0x1.24f852p-3f, -0x1.27a566p-3f, -0x1.008ed8p-3f, -0x1.836554p-4f, -0x1.f2bd76p-5f,
+     -0x1.f76b2ap-6f, -0x1.ff6ffp-8f,  0x1.c32a9ap-8f,  0x1.d36fep-7f,   0x1.0a3f6p-6f,   0x1.e949e8p-7f,
+     0x1.8b9948p-7f,  0x1.235ec6p-7f,  0x1.8de736p-8f,  0x1.fcf38cp-9f,  0x1.32e1f6p-9f,  0x1.5e7e7ap-10f,
+     0x1.7c558cp-11f, 0x1.8915acp-12f, 0x1.83a978p-13f, 0x1.6d5928p-14f, 0x1.496f62p-15f, 0x1.1c7cc4p-16f,
+     0x1.d6f236p-18f, 0x1.75e214p-19f},
+    {0x1.02489cp-9f,   -0x1.bde93cp-5f,  -0x1.89e796p-4f,  -0x1.deda68p-4f,  -0x1.d37e8ep-4f,  -0x1.771d02p-4f,
+     -0x1.cb94cep-5f,  -0x1.377788p-6f,  0x1.9ff1cep-7f,   0x1.1e7d8cp-5f,   0x1.742b7ep-5f,   0x1.62f714p-5f,
+     0x1.2560eap-5f,   0x1.9eda36p-6f,   0x1.da6abp-7f,    0x1.738aaep-8f,   0x1.9c9d68p-20f,  -0x1.955448p-9f,
+     -0x1.1457b2p-8f,  -0x1.0d08ccp-8f,  -0x1.b843a6p-9f,  -0x1.43824ep-9f,  -0x1.b49b7cp-10f, -0x1.11f71p-10f,
+     -0x1.42664ep-11f, -0x1.669be2p-12f, -0x1.795238p-13f, -0x1.794e58p-14f, -0x1.676aeep-15f, -0x1.46c534p-16f,
+     -0x1.1b93c8p-17f, -0x1.d6e3ap-19f},
+    {-0x1.3c9624p-4f,  -0x1.acfcf8p-5f, -0x1.170bcep-5f, -0x1.50059cp-7f, 0x1.e4c93cp-7f,  0x1.080fb2p-5f,
+     0x1.4b1806p-5f,   0x1.3b502p-5f,   0x1.dfefd6p-6f,  0x1.0f5f38p-6f,  0x1.0c08p-8f,    -0x1.6220dap-8f,
+     -0x1.5d4cbcp-7f,  -0x1.884c06p-7f, -0x1.575e6ap-7f, -0x1.f5615ap-8f, -0x1.3314bp-8f,  -0x1.19760ep-9f,
+     -0x1.9ecf36p-12f, 0x1.21b39p-11f,  0x1.e422ep-11f,  0x1.e9b7ap-11f,  0x1.92d016p-11f, 0x1.237decp-11f,
+     0x1.815fe8p-12f,  0x1.d75a86p-13f, 0x1.0d79ccp-13f, 0x1.220672p-14f, 0x1.26d946p-15f, 0x1.1c5f06p-16f,
+     0x1.04d09p-17f,   0x1.c7b4d6p-19f},
+    {0x1.eb315ep-5f,   0x1.60ceb4p-5f,   0x1.928efcp-5f,   0x1.3169dap-5f,   0x1.3627e4p-6f,   0x1.5e3b86p-6f,
+     -0x1.1fcaa4p-6f,  0x1.516026p-6f,   0x1.acaeb8p-5f,   0x1.2f3fa4p-8f,   -0x1.e70f8cp-5f,  0x1.2f1cc6p-6f,
+     0x1.c24d8ap-10f,  -0x1.2406cep-6f,  -0x1.7a952p-8f,   0x1.2b9a14p-7f,   0x1.448498p-9f,   0x1.51e9c2p-13f,
+     0x1.bd6342p-15f,  0x1.d4de9ap-11f,  -0x1.baae36p-13f, -0x1.37bca6p-12f, -0x1.cfceb2p-13f, -0x1.90bf8p-13f,
+     -0x1.6ad062p-13f, -0x1.8a5da6p-14f, -0x1.177bcp-14f,  -0x1.58008p-15f,  -0x1.7690eap-16f, -0x1.6da934p-17f,
+     -0x1.734c86p-18f, -0x1.585916p-19f},
+};
+// The same for an a from 5.9 on, from whose function value and density it is computed
+[[gnu::noinline]] inline Vec<float> far_gelu_slope(Vec<float> a) {
+    a = at_most(a, 14.5f);
+    constexpr float density = 0.39894228040143267794f;  // 1 / sqrt(2 pi)
+    return far_normal_tail(a) - a * times_gaussian(Vec<float>{} + density, a);
+}
+#endif
+
 // Φ(-|x|), where Φ is the standard normal distribution function
 #if defined(__AVX512F__)
 inline Vec<float> normal_tail(Vec<float> x) {
@@ -455,5 +513,23 @@ inline Vec<double> normal_cdf(Vec<double> x) {
     });
 }
 inline Vec<double> gelu(Vec<double> x) { return x * normal_cdf(x); }
+
+// The derivative of gelu, Φ(x) + x φ(x)
+template <class V>
+inline V gelu_slope(V x) {
+    using C = decltype(x[0] + 0);
+    constexpr auto density = static_cast<C>(0.39894228040143267794);  // 1 / sqrt(2 pi)
+    constexpr C bound = sizeof(C) == 4 ? 120 : 800;                   // an infinity would become NaN times 0
+    return normal_cdf(x) + at_most(at_least(x, -bound), bound) * (gaussian(x) * density);
+}
+#if defined(__AVX512F__)
+inline Vec<float> gelu_slope(Vec<float> x) {
+    const Vec<float> a = absolute(x);
+    const auto far = a >= 31.5f * kNormalStep;
+    Vec<float> tail = by_segment(kGeluSlope, a, kNormalStep);
+    if (__builtin_expect(any(far), 0)) tail = far ? far_gelu_slope(a) : tail;
+    return x < 0 ? tail : 1.0f - tail;
+}
+#endif
 
 }  // namespace tensorops::TENSOROPS_TARGET
