@@ -4,17 +4,20 @@
 //   dx = (g - x̂ sum(g x̂)) / d            l2_norm; without the sum where eps is the divisor
 //   dweight = sum(dy x̂), dbias = sum(dy)  over rows
 //
-// Work: a thread takes blocks of rows. A row is read for its divisor, for the means, and for the results; after the
-//   first time it comes from the first- or second-level cache. Each block has sums of its own for weight and bias, and
-//   those of all blocks are added at the end: blocks depend on the shape only, so results do not depend on the number
-//   of threads.
+// Work: a thread takes blocks of rows. A row is read for its divisor and the means, and for the results, all at once;
+//   after the first time it comes from the first- or second-level cache. Each block has sums of its own for weight and
+//   bias, and those of all blocks are added at the end: blocks depend on the shape only, so results do not depend on
+//   the number of threads.
 // Precision: float64 in float64, everything else in float32; sums over a row are taken in blocks, sums over rows in
 //   blocks of at most 256 rows, and those of blocks with compensation. A row whose squares leave the range of float32
 //   is computed in float64, scaled by a power of two.
 // Bytes: each element of x and dy once in, of dx once out, and for the sums over rows at most a sixteenth of that.
 #include "norm_vjp.h"
 
+#include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 #include "careful_row.h"
 #include "convert.h"
@@ -27,14 +30,34 @@ namespace {
 
 constexpr std::int64_t kLeastRows = 16, kMostRows = 256;  // of a block
 
-// A row of the type of computation to which products are added
-template <class C, class F>
-void add_row(C* sums, std::int64_t n, F f) {
-    for (std::int64_t i = 0; i < n; i += kLanes<C>) {
-        const std::int64_t k = n - i < kLanes<C> ? n - i : kLanes<C>;
-        const Vec<C> v = load_some(sums + i, k) + f(i, k);
-        k == kLanes<C> ? store(sums + i, v) : store_part(sums + i, v, k);
+// Two sums over a row, in blocks: f(i, k) returns the vectors of both from i on, of which k elements count and the
+// others are 0.
+template <class C>
+struct Two {
+    Vec<C> first, second;
+};
+template <class T, class F>
+inline std::pair<double, double> two_sums(std::int64_t n, F f) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 4 * lanes;
+    Total<C> firsts, seconds;
+    for (std::int64_t begin = 0; begin < n; begin += block) {
+        const std::int64_t end = std::min(n, begin + block);
+        Vec<C> a[4] = {}, b[4] = {};
+        const auto take = [&](int j, std::int64_t i, std::int64_t k) {
+            const Two<C> v = f(i, k);
+            a[j] += v.first;
+            b[j] += v.second;
+        };
+        std::int64_t i = begin;
+        for (; i + 4 * lanes <= end; i += 4 * lanes)
+            for (int j = 0; j < 4; ++j) take(j, i + j * lanes, lanes);
+        for (; i + lanes <= end; i += lanes) take(0, i, lanes);
+        if (i < end) take(0, i, end - i);
+        firsts.add((a[0] + a[1]) + (a[2] + a[3]));
+        seconds.add((b[0] + b[1]) + (b[2] + b[3]));
     }
+    return {static_cast<double>(firsts.value()), static_cast<double>(seconds.value())};
 }
 
 // In double, in a unit in which no square overflows or vanishes
@@ -76,19 +99,38 @@ template <class T>
     }
 }
 
-// dx = (g - shift - (x - mean) · along) · r
+// A row's factors: with x̂ = (x - mean) r, dx = (g - shift - (x - mean) · along) · r
+template <class C>
+struct Factors {
+    C mean, r, shift, along;
+};
+
+// A row of dx, and what it adds to the sums for weight and bias
 template <bool kStream, class T>
 void write_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx, const Compute<T>* weight,
-               Compute<T> mean, Compute<T> r, Compute<T> shift, Compute<T> along) {
-    const auto value = [=](std::int64_t i, std::int64_t k) {
-        const auto g = load_some(dy + i, k) * load_some(weight + i, k);
-        return (g - shift - (load_some(x + i, k) - mean) * along) * r;
+               const Factors<Compute<T>>& factors, Compute<T>* of_weight, Compute<T>* of_bias) {
+    using C = Compute<T>;
+    const C mean = factors.mean, r = factors.r, shift = factors.shift, along = factors.along;
+    const auto part = [=](std::int64_t i, std::int64_t k, auto put_k, auto add_k) {
+        const Vec<C> d = load_some(dy + i, k), centred = load_some(x + i, k) - mean;
+        if (dx) {
+            Vec<C> v = (d * load_some(weight + i, k) - shift - centred * along) * r;
+            if (dsum) v += load_some(dsum + i, k);
+            put_k(dx + i, v, k);
+        }
+        if (of_weight) add_k(of_weight + i, d * (centred * r), k);
+        if (of_bias) add_k(of_bias + i, d, k);
     };
-    if (dsum)
-        put_row<kStream>(dx, op.x.length,
-                         [=](std::int64_t i, std::int64_t k) { return value(i, k) + load_some(dsum + i, k); });
-    else
-        put_row<kStream>(dx, op.x.length, value);
+    const std::int64_t n = op.x.length;
+    std::int64_t i = 0;
+    for (; i + kLanes<T> <= n; i += kLanes<T>)
+        part(
+            i, kLanes<T>, [](T* to, Vec<C> v, std::int64_t) { put<kStream>(to, v); },
+            [](C* sums, Vec<C> v, std::int64_t) { store(sums, load(sums) + v); });
+    if (i < n)
+        part(
+            i, n - i, [](T* to, Vec<C> v, std::int64_t k) { store_part(to, v, k); },
+            [](C* sums, Vec<C> v, std::int64_t k) { store_part(sums, load_part(sums, k) + v, k); });
 }
 
 template <bool kStream, class T>
@@ -102,38 +144,28 @@ void one_row(const NormVjp& op, std::int64_t index, const Compute<T>* weights, C
     T* dx = op.dx ? reinterpret_cast<T*>(op.dx) + index * n : nullptr;
     const double count = static_cast<double>(n);
     C mean = 0;
-    double square;  // of the divisor
+    double square, along, total = 0;  // the square of the divisor
     if (op.norm == Norm::deviation) {
         const Moments<C> m = moments(x, n);
         mean = m.mean;
         square = m.variance + op.eps;
+        std::tie(along, total) = two_sums<T>(n, [=](std::int64_t i, std::int64_t k) {
+            const Vec<C> g = load_some(dy + i, k) * load_some(weight + i, k);
+            return Two<C>{g * (load_some(x + i, k) - mean), g};
+        });
     } else {
-        square = static_cast<double>(sum_of_row<T>(n, [x](std::int64_t i, std::int64_t k) {
-            const auto a = load_some(x + i, k);
-            return a * a;
-        }));
+        std::tie(square, along) = two_sums<T>(n, [=](std::int64_t i, std::int64_t k) {
+            const Vec<C> a = load_some(x + i, k);
+            return Two<C>{a * a, load_some(dy + i, k) * load_some(weight + i, k) * a};
+        });
         if (op.norm == Norm::root_mean_square) square = square / count + op.eps;
     }
     if (!is_usual<C>(square) || (op.norm == Norm::length && square <= op.eps * op.eps))
         return careful_gradient(op, x, dy, dsum, dx, weight, of_weight, of_bias);
-    const C r = static_cast<C>(1 / std::sqrt(square));
-    if (dx) {
-        const double along = static_cast<double>(sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
-            return load_some(dy + i, k) * load_some(weight + i, k) * (load_some(x + i, k) - mean);
-        }));
-        double total = 0;
-        if (op.norm == Norm::deviation)
-            total = static_cast<double>(sum_of_row<T>(
-                n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k) * load_some(weight + i, k); }));
-        const double terms = op.norm == Norm::length ? 1 : count;
-        write_row<kStream>(op, x, dy, dsum, dx, weight, mean, r, static_cast<C>(total / count),
-                           static_cast<C>(along / square / terms));
-    }
-    if (of_weight)
-        add_row(of_weight, n, [=](std::int64_t i, std::int64_t k) {
-            return load_some(dy + i, k) * ((load_some(x + i, k) - mean) * r);
-        });
-    if (of_bias) add_row(of_bias, n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k); });
+    const double terms = op.norm == Norm::length ? 1 : count;
+    const Factors<C> factors{mean, static_cast<C>(1 / std::sqrt(square)), static_cast<C>(total / count),
+                             static_cast<C>(along / square / terms)};
+    write_row<kStream>(op, x, dy, dsum, dx, weight, factors, of_weight, of_bias);
 }
 
 // The sums of blocks, a row of n for each, become one row.
