@@ -2,7 +2,8 @@
 
     python -m asv_benchmarks.bench_gradients [--threads N] [--seconds S] [--library torch|jax] [--memory] [OPERATORS …]
 
-prints ratios of alternating calls in one process: above 1, ours is faster. A call on JAX is a jitted program.
+prints ratios of the median times of alternating calls in one process: above 1, ours is faster. A call on JAX is a jitted
+program.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import math
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -168,22 +170,24 @@ def of_jax(name: str, shape: tuple[int, ...], dtype: str) -> tuple[Callable[[], 
 LIBRARIES = {"torch": of_torch, "jax": of_jax}
 
 
-def least(
+def usual(
     calls: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Return the least time of each, of calls that alternate for some seconds and at least five times."""
+    """Return the median time of each, of calls that alternate for some seconds and at least five times.
+
+    Not the least: JAX hands many programs to a thread of its own, which is rarely awake when one comes.
+    """
     for call in calls:
         for _ in range(3):  # what is compiled is compiled again for shapes that change
             call()
-    found = [math.inf] * len(calls)
-    end, rounds = time.perf_counter() + seconds, 0
-    while rounds < 5 or time.perf_counter() < end:
-        rounds += 1
+    found: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter() + seconds
+    while len(found[0]) < 5 or time.perf_counter() < end:
         for i, call in enumerate(calls):
             begin = clock()
             call()
-            found[i] = min(found[i], clock() - begin)
-    return found
+            found[i].append(clock() - begin)
+    return list(map(statistics.median, found))
 
 
 def peak(call: Callable[[], Any]) -> float:
@@ -252,7 +256,7 @@ def main(threads: int, seconds: float, library: str, memory: bool, operators: tu
         for shape in shapes if name != ATTENTION else (ATTENTION_SHAPE,):
             for dtype in DTYPES:
                 calls = LIBRARIES[library](name, shape, dtype)
-                ours, own = map(peak, calls) if memory else least(calls, seconds)
+                ours, own = map(peak, calls) if memory else usual(calls, seconds)
                 ratios.append(own / ours)
                 cells.append(f"{own / ours:.2f}" + (f" of {ours:.0f} MB" if memory else ""))
         table.add_row(name if name != ATTENTION else f"{name} {ATTENTION_SHAPE}", *cells)

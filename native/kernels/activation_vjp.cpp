@@ -24,18 +24,24 @@ template <class V>
 struct Sigmoids {
     V value, rest;
 };
+// The same of -|x|
 template <class V>
-inline Sigmoids<V> sigmoids(V x) {
+inline Sigmoids<V> sigmoids_of_negative(V x) {
     constexpr auto one = kOneInUnits<Element<V>>;
-    const V e = exp_in_units(minus_magnitude(x)), r = 1 / (e + one), large = r * one, small = r * e;
-    return {x < 0 ? small : large, x < 0 ? large : small};
+    const V e = exp_in_units(minus_magnitude(x)), r = 1 / (e + one);
+    return {r * e, r * one};
 }
 #if defined(__AVX512F__)
-inline Sigmoids<Vec<float>> sigmoids(Vec<float> x) {
-    const Vec<float> small = sigmoid_tail(x), large = 1.0f - small;
-    return {x < 0 ? small : large, x < 0 ? large : small};
+inline Sigmoids<Vec<float>> sigmoids_of_negative(Vec<float> x) {
+    const Vec<float> tail = sigmoid_tail(x);
+    return {tail, 1.0f - tail};
 }
 #endif
+template <class V>
+inline Sigmoids<V> sigmoids(V x) {
+    const Sigmoids<V> s = sigmoids_of_negative(x);
+    return {x < 0 ? s.value : s.rest, x < 0 ? s.rest : s.value};
+}
 
 template <class V>
 struct Both {
@@ -69,7 +75,7 @@ struct ReluSquaredSlope {
 struct SigmoidSlope {
     template <class V>
     V slope(V x) const {
-        const Sigmoids<V> s = sigmoids(x);
+        const Sigmoids<V> s = sigmoids_of_negative(x);
         return s.value * s.rest;
     }
 };

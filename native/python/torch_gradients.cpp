@@ -1,6 +1,8 @@
 // What a torch.autograd.Function of an operator does for every call, without Python's share of the time, which small
 // tensors notice: kernels/torch_cpu/_derivatives.py has the class, and does the same in Python for calls that
 // are unusual.
+#include <algorithm>
+
 #include "bind.h"
 #include "calls.h"
 
@@ -12,6 +14,8 @@ namespace {
 
 using calls::attribute;
 
+// The tuple of members of `call`. `kOthers` are the places of arguments that are not differentiated.
+enum Followed { kApply, kOthers, kCallInPython };
 // The tuple of members of `forward`
 enum Forward { kCompute, kTensor, kParameter, kDropped, kKeptResults, kForwardInPython };
 // The tuple of members of `backward`. A source is (0: argument, 1: kept result, 2: cotangent; which of them), and
@@ -32,6 +36,19 @@ Py_ssize_t integer(PyObject* tuple, Py_ssize_t i) { return PyLong_AsSsize_t(PyTu
 bool is_tensor(PyObject* self, PyObject* x) {
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(x));
     return type == member(self, kTensor) || type == member(self, kParameter);
+}
+
+// call(*args, **options): apply(options, *args)
+PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* by_name) {
+    bool is_usual = !by_name && count < kMost;
+    for (Py_ssize_t o = 0; is_usual && o < PyTuple_GET_SIZE(member(self, kOthers)); ++o)
+        is_usual = integer(member(self, kOthers), o) >= count;
+    if (!is_usual) return PyObject_Vectorcall(member(self, kCallInPython), args, count, by_name);
+    const nb::object options = nb::steal(PyDict_New());
+    if (!options.is_valid()) return nullptr;
+    PyObject* all[kMost + 1] = {options.ptr()};
+    std::copy_n(args, count, all + 1);
+    return PyObject_Vectorcall(member(self, kApply), all, static_cast<std::size_t>(count) + 1, nullptr);
 }
 
 // forward(ctx, options, *args)
@@ -154,6 +171,8 @@ PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     return PyObject_CallObject(member(self, kBackwardInPython), all.ptr());
 }
 
+PyMethodDef call_definition = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)),
+                               METH_FASTCALL | METH_KEYWORDS, nullptr};
 PyMethodDef forward_definition = {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)),
                                   METH_FASTCALL, nullptr};
 PyMethodDef backward_definition = {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)),
@@ -164,6 +183,12 @@ PyMethodDef backward_definition = {"backward", reinterpret_cast<PyCFunction>(rei
 void bind_torch_gradients(nb::module_& m) {
     names = {calls::interned("save_for_backward"), calls::interned("saved_tensors"), calls::interned("kept"),
              calls::interned("needs_input_grad"), calls::interned("dtype")};
+    m.def(
+        "torch_apply",
+        [](nb::typed<nb::tuple, nb::object, nb::ellipsis> members) {
+            return nb::steal(PyCFunction_NewEx(&call_definition, members.ptr(), nullptr));
+        },
+        "members"_a, "A call of a `torch.autograd.Function`; the last member does the same in Python.");
     m.def(
         "torch_forward",
         [](nb::typed<nb::tuple, nb::object, nb::ellipsis> members) {

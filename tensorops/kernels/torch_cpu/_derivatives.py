@@ -111,7 +111,7 @@ def differentiable(
                 return NotImplemented
         return apply(kwargs, *args)
 
-    return call
+    return call if differentiate is None else _native.torch_apply((apply, others, call))
 
 
 class _Call:
