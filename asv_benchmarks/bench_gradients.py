@@ -2,8 +2,8 @@
 
     python -m asv_benchmarks.bench_gradients [--threads N] [--seconds S] [--library torch|jax] [--memory] [OPERATORS …]
 
-prints ratios of the median times of alternating calls in one process: above 1, ours is faster. A call on JAX is a jitted
-program.
+prints ratios of the median times of alternating calls in one process: above 1, ours is faster. A call on JAX is a
+jitted program.
 """
 
 from __future__ import annotations
