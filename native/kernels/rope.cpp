@@ -29,14 +29,14 @@ struct Angles {
     C *cosines, *sines;
 };
 
-// Of angles that are added to by whole turns, what is left is less and less exact.
+// Up to this angle, products of kQuarter below with whole numbers are exact.
 constexpr double kFarthest = 1 << 20;
 
 typedef std::int64_t I64 __attribute__((vector_size(kVectorBytes)));
 
 // The cosines and sines of angles up to kFarthest, within 1e-13
 inline void turn(Vec<double> angle, Vec<double>& cosine, Vec<double>& sine) {
-    // The rest of a quarter turn, in two parts of which the first has so few bits that its products are exact
+    // A quarter turn, in two parts, of which the first has 33 bits
     constexpr double kQuarter = 0x1.921fb544p+0, kRest = 0x1.0b4611a626331p-34, kToInteger = 0x1.8p52;
     const Vec<double> shifted = angle * 0x1.45f306dc9c883p-1 + kToInteger, quarters = shifted - kToInteger;
     const Vec<double> r = (angle - quarters * kQuarter) - quarters * kRest, u = r * r;

@@ -401,6 +401,8 @@ alignas(64) inline constexpr float kFarTerms[5][32] = {
 }
 #endif
 
+constexpr double kDensity = 0.39894228040143267794;  // 1 / sqrt(2 pi), the normal density at 0
+
 #if defined(__AVX512F__)
 // Φ(-a) - a φ(a), gelu's derivative at -a, which is 0 at 0.75. Largest error: 4e-8 of it, and 2e-10 near that.
 alignas(64) inline constexpr float kGeluSlope[7][32] = {
@@ -450,13 +452,12 @@ alignas(64) inline constexpr float kGeluSlope[7][32] = {
 // The same for an a from 5.9 on, from whose function value and density it is computed
 [[gnu::noinline]] inline Vec<float> far_gelu_slope(Vec<float> a) {
     a = at_most(a, 14.5f);
-    constexpr float density = 0.39894228040143267794f;  // 1 / sqrt(2 pi)
-    return far_normal_tail(a) - a * times_gaussian(Vec<float>{} + density, a);
+    return far_normal_tail(a) - a * times_gaussian(Vec<float>{} + static_cast<float>(kDensity), a);
 }
 #endif
 
-// Φ(-|x|), where Φ is the standard normal distribution function
 #if defined(__AVX512F__)
+// Φ(-|x|), where Φ is the standard normal distribution function
 inline Vec<float> normal_tail(Vec<float> x) {
     const Vec<float> a = absolute(x);
     const auto far = a >= 31.5f * kNormalStep;
@@ -473,17 +474,23 @@ inline Vec<float> gelu(Vec<float> x) {
 // With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in pairs of terms,
 // none of which is negative, so that few rounding errors add up. Largest relative error before rounding: 6e-9. `a` is
 // clamped where exp(s) is 0 in float32.
-inline Vec<float> normal_tail_of(Vec<float> a) {
+struct Fraction {
+    Vec<float> n, d;  // d is in the unit of the exponential
+};
+inline Fraction normal_fraction(Vec<float> a) {
     const Vec<float> s = a * (-0.5f * a);
     Vec<float> n = s * 0x1.d817d8p-6f + (a * 0x1.23427cp-3f - 0x1.485b9ep-1f);
     n = s * n + (a * -0x1.88b66ep-1f + 0x1.cp-1f);
-    constexpr float one = kOneInUnits<float>;  // d is in the unit of the exponential
+    constexpr float one = kOneInUnits<float>;
     Vec<float> d =
         s * (a * (-0x1.27d64ap-4f * one) + 0x1.6d1022p-1f * one) + (a * (0x1.a4a578p+0f * one) - 0x1.0d5c68p+2f * one);
     d = s * d + (a * (-0x1.771522p+1f * one) + 0x1.cp+0f * one);
-    return times_gaussian(n, a) / d;
+    return {n, d};
 }
-inline Vec<float> normal_tail(Vec<float> x) { return normal_tail_of(at_least(minus_magnitude(x), -14.5f)); }
+inline Vec<float> normal_tail_of(Vec<float> a) {
+    const Fraction f = normal_fraction(a);
+    return times_gaussian(f.n, a) / f.d;
+}
 // x Φ(x): with Φ(-|x|) it is x Φ(-|x|) for negative x, and else x - x Φ(-|x|).
 inline Vec<float> gelu(Vec<float> x) {
     const Vec<float> a = at_least(minus_magnitude(x), -14.5f);
@@ -491,14 +498,7 @@ inline Vec<float> gelu(Vec<float> x) {
     return at_most(x, a) * normal_tail_of(a) + at_least(x, 0.0f);
 }
 #endif
-inline Vec<float> normal_cdf(Vec<float> x) {
-    const Vec<float> tail = normal_tail(x);
-    return x < 0 ? tail : 1.0f - tail;
-}
 // exp(-x²/2)
-inline Vec<float> gaussian(Vec<float> x) {
-    return times_gaussian(Vec<float>{} + 1, at_least(minus_magnitude(x), -14.5f)) * (1 / kOneInUnits<float>);
-}
 inline Vec<double> gaussian(Vec<double> x) {
     return by_lane(x, [](double a) { return std::exp(-0.5 * a * a); });
 }
@@ -515,13 +515,6 @@ inline Vec<double> normal_cdf(Vec<double> x) {
 inline Vec<double> gelu(Vec<double> x) { return x * normal_cdf(x); }
 
 // The derivative of gelu, Φ(x) + x φ(x)
-template <class V>
-inline V gelu_slope(V x) {
-    using C = decltype(x[0] + 0);
-    constexpr auto density = static_cast<C>(0.39894228040143267794);  // 1 / sqrt(2 pi)
-    constexpr C bound = sizeof(C) == 4 ? 120 : 800;                   // an infinity would become NaN times 0
-    return normal_cdf(x) + at_most(at_least(x, -bound), bound) * (gaussian(x) * density);
-}
 #if defined(__AVX512F__)
 inline Vec<float> gelu_slope(Vec<float> x) {
     const Vec<float> a = absolute(x);
@@ -530,6 +523,18 @@ inline Vec<float> gelu_slope(Vec<float> x) {
     if (__builtin_expect(any(far), 0)) tail = far ? far_gelu_slope(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 }
+#else
+inline Vec<float> gelu_slope(Vec<float> x) {
+    const Vec<float> a = at_least(minus_magnitude(x), -14.6f);  // where all is 0 in float32
+    const Fraction f = normal_fraction(a);
+    const Vec<float> density = a * (static_cast<float>(kDensity) / kOneInUnits<float>);
+    const Vec<float> tail = times_gaussian(Vec<float>{} + 1, a) * (f.n / f.d + density);
+    return x < 0 ? tail : 1.0f - tail;
+}
 #endif
+inline Vec<double> gelu_slope(Vec<double> x) {
+    const Vec<double> within = at_most(at_least(x, -800), 800);  // an infinity would become NaN times 0
+    return normal_cdf(x) + within * (gaussian(x) * kDensity);
+}
 
 }  // namespace tensorops::TENSOROPS_TARGET
