@@ -187,13 +187,18 @@ def test_gradients_of_every_dtype(name, dtype):
     args, options = (support.there(tree, "torch") for tree in GRADIENTS[name])
     args = [a.to(getattr(torch, dtype)) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     provided = DERIVED[operator.__name__].provided
-    places = [i for i, n in enumerate(operator.parameters[: len(args)]) if n in provided and args[i] is not None]
+    places = [
+        i
+        for i, (n, a) in enumerate(zip(operator.parameters, args, strict=False))
+        if n in provided and a is not None and a.is_floating_point()
+    ]
 
     def gradients(of, args, options):
         given = [a.clone().requires_grad_() if i in places else a for i, a in enumerate(args)]
         found = of(*given, **options)
         results = found if isinstance(found, tuple) else (found,)
-        cotangents = [torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape).to(kept.dtype) for y in results]
+        values = [torch.linspace(-1, 2, y.numel(), dtype=torch.float64).reshape(y.shape) for y in results]
+        cotangents = [value.to(kept.dtype).to(y.dtype) for value, y in zip(values, results, strict=True)]
         return torch.autograd.grad(results, [given[i] for i in places], cotangents)
 
     kept = args[places[0]]
