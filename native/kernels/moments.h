@@ -20,31 +20,7 @@ Compute<T> mean(const T* x, std::int64_t n) {
            static_cast<Compute<T>>(n);
 }
 
-// Sums of the differences from a value and of their squares
-template <class C>
-struct Sums {
-    Vec<C> difference, square;
-};
-
-// Over the whole vectors from begin to end
-template <class T>
-inline Sums<Compute<T>> plain_sums(const T* x, std::int64_t begin, std::int64_t end, Compute<T> about) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<T>;
-    Vec<C> d[4] = {}, s[4] = {};
-    const auto take = [&](int j, std::int64_t at) {
-        const Vec<C> a = load(x + at) - about;
-        d[j] += a;
-        s[j] += a * a;
-    };
-    std::int64_t i = begin;
-    for (; i + 4 * lanes <= end; i += 4 * lanes)
-        for (int j = 0; j < 4; ++j) take(j, i + j * lanes);
-    for (; i + lanes <= end; i += lanes) take(0, i);
-    return {(d[0] + d[1]) + (d[2] + d[3]), (s[0] + s[1]) + (s[2] + s[3])};
-}
-
-// The same over a row
+// Sums over a row of the differences from a value and of their squares
 template <class C>
 struct RowSums {
     C difference, square;
@@ -53,23 +29,12 @@ struct RowSums {
 template <class T>
 inline __attribute__((always_inline)) RowSums<Compute<T>> row_sums(const T* x, std::int64_t n, Compute<T> about) {
     using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 4 * lanes;
-    C difference, square;
-    if (n <= block) {
-        const Sums<C> sums = plain_sums(x, 0, n, about);
-        difference = sum_of_lanes<C>(sums.difference);
-        square = sum_of_lanes<C>(sums.square);
-    } else {
-        Total<C> differences, squares;
-        for (std::int64_t begin = 0; begin < n; begin += block) {
-            const Sums<C> sums = plain_sums(x, begin, n - begin < block ? n : begin + block, about);
-            differences.add(sums.difference);
-            squares.add(sums.square);
-        }
-        difference = differences.value();
-        square = squares.value();
-    }
-    const std::int64_t whole = n / lanes * lanes;
+    const std::int64_t whole = n / kLanes<T> * kLanes<T>;
+    const Two<C> sums = two_sums<T>(whole, [=](std::int64_t i, std::int64_t) {
+        const Vec<C> a = load(x + i) - about;
+        return Two<Vec<C>>{a, a * a};
+    });
+    C difference = sums.first, square = sums.second;
     if constexpr (sizeof(T) == 2) {  // reading an element alone takes as long as reading a vector
         if (whole < n) {
             C rest[kLanes<T>];

@@ -16,8 +16,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
-#include <utility>
 
 #include "careful_row.h"
 #include "convert.h"
@@ -29,36 +27,6 @@ namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
 constexpr std::int64_t kLeastRows = 16, kMostRows = 256;  // of a block
-
-// Two sums over a row, in blocks: f(i, k) returns the vectors of both from i on, of which k elements count and the
-// others are 0.
-template <class C>
-struct Two {
-    Vec<C> first, second;
-};
-template <class T, class F>
-inline std::pair<double, double> two_sums(std::int64_t n, F f) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 4 * lanes;
-    Total<C> firsts, seconds;
-    for (std::int64_t begin = 0; begin < n; begin += block) {
-        const std::int64_t end = std::min(n, begin + block);
-        Vec<C> a[4] = {}, b[4] = {};
-        const auto take = [&](int j, std::int64_t i, std::int64_t k) {
-            const Two<C> v = f(i, k);
-            a[j] += v.first;
-            b[j] += v.second;
-        };
-        std::int64_t i = begin;
-        for (; i + 4 * lanes <= end; i += 4 * lanes)
-            for (int j = 0; j < 4; ++j) take(j, i + j * lanes, lanes);
-        for (; i + lanes <= end; i += lanes) take(0, i, lanes);
-        if (i < end) take(0, i, end - i);
-        firsts.add((a[0] + a[1]) + (a[2] + a[3]));
-        seconds.add((b[0] + b[1]) + (b[2] + b[3]));
-    }
-    return {static_cast<double>(firsts.value()), static_cast<double>(seconds.value())};
-}
 
 // In double, in a unit in which no square overflows or vanishes
 template <class T>
@@ -144,27 +112,31 @@ void one_row(const NormVjp& op, std::int64_t index, const Compute<T>* weights, C
     T* dx = op.dx ? reinterpret_cast<T*>(op.dx) + index * n : nullptr;
     const double count = static_cast<double>(n);
     C mean = 0;
-    double square, along, total = 0;  // the square of the divisor
+    double square;  // of the divisor
+    Two<C> sums;    // of g (x - mean), and of g where its mean is subtracted
     if (op.norm == Norm::deviation) {
         const Moments<C> m = moments(x, n);
         mean = m.mean;
         square = m.variance + op.eps;
-        std::tie(along, total) = two_sums<T>(n, [=](std::int64_t i, std::int64_t k) {
+        sums = two_sums<T>(n, [=](std::int64_t i, std::int64_t k) {
             const Vec<C> g = load_some(dy + i, k) * load_some(weight + i, k);
-            return Two<C>{g * (load_some(x + i, k) - mean), g};
+            return Two<Vec<C>>{g * (load_some(x + i, k) - mean), g};
         });
     } else {
-        std::tie(square, along) = two_sums<T>(n, [=](std::int64_t i, std::int64_t k) {
+        const Two<C> both = two_sums<T>(n, [=](std::int64_t i, std::int64_t k) {
             const Vec<C> a = load_some(x + i, k);
-            return Two<C>{a * a, load_some(dy + i, k) * load_some(weight + i, k) * a};
+            return Two<Vec<C>>{a * a, load_some(dy + i, k) * load_some(weight + i, k) * a};
         });
+        square = static_cast<double>(both.first);
+        sums = {both.second, 0};
         if (op.norm == Norm::root_mean_square) square = square / count + op.eps;
     }
     if (!is_usual<C>(square) || (op.norm == Norm::length && square <= op.eps * op.eps))
         return careful_gradient(op, x, dy, dsum, dx, weight, of_weight, of_bias);
     const double terms = op.norm == Norm::length ? 1 : count;
-    const Factors<C> factors{mean, static_cast<C>(1 / std::sqrt(square)), static_cast<C>(total / count),
-                             static_cast<C>(along / square / terms)};
+    const Factors<C> factors{mean, static_cast<C>(1 / std::sqrt(square)),
+                             static_cast<C>(static_cast<double>(sums.second) / count),
+                             static_cast<C>(static_cast<double>(sums.first) / square / terms)};
     write_row<kStream>(op, x, dy, dsum, dx, weight, factors, of_weight, of_bias);
 }
 

@@ -586,4 +586,43 @@ inline Compute<T> sum_of_row(std::int64_t n, F f) {
     return total.value();
 }
 
+// Two such sums at once; f returns the vectors of both.
+template <class V>
+struct Two {
+    V first, second;
+};
+template <class T, class F>
+inline Two<Vec<Compute<T>>> two_plain_sums(std::int64_t begin, std::int64_t end, F f) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vec<C> a[4] = {}, b[4] = {};
+    const auto take = [&](int j, std::int64_t i, std::int64_t k) {
+        const Two<Vec<C>> v = f(i, k);
+        a[j] += v.first;
+        b[j] += v.second;
+    };
+    std::int64_t i = begin;
+    for (; i + 4 * lanes <= end; i += 4 * lanes)
+        for (int j = 0; j < 4; ++j) take(j, i + j * lanes, lanes);
+    for (; i + lanes <= end; i += lanes) take(0, i, lanes);
+    if (i < end) take(0, i, end - i);
+    return {(a[0] + a[1]) + (a[2] + a[3]), (b[0] + b[1]) + (b[2] + b[3])};
+}
+template <class T, class F>
+inline __attribute__((always_inline)) Two<Compute<T>> two_sums(std::int64_t n, F f) {
+    using C = Compute<T>;
+    constexpr std::int64_t block = kAddedPlainly * 4 * kLanes<T>;
+    if (n <= block) {
+        const auto sums = two_plain_sums<T>(0, n, f);
+        return {sum_of_lanes<C>(sums.first), sum_of_lanes<C>(sums.second)};
+    }
+    Total<C> firsts, seconds;
+    for (std::int64_t i = 0; i < n; i += block) {
+        const auto sums = two_plain_sums<T>(i, n - i < block ? n : i + block, f);
+        firsts.add(sums.first);
+        seconds.add(sums.second);
+    }
+    return {firsts.value(), seconds.value()};
+}
+
 }  // namespace tensorops::TENSOROPS_TARGET

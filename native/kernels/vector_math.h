@@ -183,6 +183,14 @@ inline Vec<float> by_segment(const float (&table)[kTerms][32], Vec<float> a, flo
     return p;
 }
 
+// The same, and far(a) from 31.5 steps on. Lane by lane: a result does not depend on its neighbours.
+template <int kTerms, class F>
+inline Vec<float> by_segment_or(const float (&table)[kTerms][32], Vec<float> a, float step, F far) {
+    const auto is_far = a >= 31.5f * step;
+    const Vec<float> near = by_segment(table, a, step);
+    return __builtin_expect(any(is_far), 0) ? (is_far ? far(a) : near) : near;
+}
+
 // 1 / (1 + exp(a)). Largest relative error: 5.0e-8, nearly all of it the rounding of the constant terms.
 constexpr float kSigmoidStep = 0.25f;
 alignas(64) inline constexpr float kSigmoid[5][32] = {
@@ -226,11 +234,7 @@ alignas(64) inline constexpr float kSigmoid[5][32] = {
 }
 // 1 / (1 + exp(|x|))
 inline Vec<float> sigmoid_tail(Vec<float> x) {
-    const Vec<float> a = absolute(x);
-    const auto far = a >= 31.5f * kSigmoidStep;
-    const Vec<float> tail = by_segment(kSigmoid, a, kSigmoidStep);
-    // Lane by lane: a result does not depend on its neighbours.
-    return __builtin_expect(any(far), 0) ? (far ? far_sigmoid_tail(a) : tail) : tail;
+    return by_segment_or(kSigmoid, absolute(x), kSigmoidStep, far_sigmoid_tail);
 }
 #endif
 
@@ -459,11 +463,7 @@ alignas(64) inline constexpr float kGeluSlope[7][32] = {
 #if defined(__AVX512F__)
 // Φ(-|x|), where Φ is the standard normal distribution function
 inline Vec<float> normal_tail(Vec<float> x) {
-    const Vec<float> a = absolute(x);
-    const auto far = a >= 31.5f * kNormalStep;
-    const Vec<float> tail = by_segment(kNormal, a, kNormalStep);
-    // Lane by lane: a result does not depend on its neighbours.
-    return __builtin_expect(any(far), 0) ? (far ? far_normal_tail(a) : tail) : tail;
+    return by_segment_or(kNormal, absolute(x), kNormalStep, far_normal_tail);
 }
 // x Φ(x), without cancellation in either tail
 inline Vec<float> gelu(Vec<float> x) {
@@ -517,10 +517,7 @@ inline Vec<double> gelu(Vec<double> x) { return x * normal_cdf(x); }
 // The derivative of gelu, Φ(x) + x φ(x)
 #if defined(__AVX512F__)
 inline Vec<float> gelu_slope(Vec<float> x) {
-    const Vec<float> a = absolute(x);
-    const auto far = a >= 31.5f * kNormalStep;
-    Vec<float> tail = by_segment(kGeluSlope, a, kNormalStep);
-    if (__builtin_expect(any(far), 0)) tail = far ? far_gelu_slope(a) : tail;
+    const Vec<float> tail = by_segment_or(kGeluSlope, absolute(x), kNormalStep, far_gelu_slope);
     return x < 0 ? tail : 1.0f - tail;
 }
 #else
