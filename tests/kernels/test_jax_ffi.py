@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +190,21 @@ def test_special_values_are_those_of_the_body(name, special, rng):
     args[0][1, 3] = special
     there = support.there(args, "jax")
     close(OPERATORS[name](*there), jax.jit(OPERATORS[name].generic)(*there))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no huge pages")
+def test_large_results_request_huge_pages():
+    """Of the memory that holds a result, Linux says whether huge pages were requested."""
+    y = jax.jit(tp.silu)(jnp.ones((4096, 4096)))
+    middle = y.unsafe_buffer_pointer() + y.nbytes // 2
+    flags = ""
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            begin, end = (int(part, 16) for part in name.split("-"))
+        elif name == "VmFlags:" and begin <= middle < end:
+            flags = rest
+    assert "hg" in flags.split()
 
 
 def test_options_reach_the_kernel(rng):

@@ -40,6 +40,15 @@ def test_frequencies_and_base(target, dtype, rng):
         assert_rotated(_native.rope(x, positions, base=base), x, positions, dtype, base=base)
 
 
+def test_angles_of_every_quadrant_near_and_far(target, rng):
+    """Up to 2^20 the kernel's own cosines, which one angle beyond it in a vector leaves to the C library."""
+    positions = np.concatenate([np.arange(-9, 9) * np.pi / 4, [2.0**20, 2.0**20 + 1, -(2.0**21), 3e9, 1e15]])
+    x = normal(rng, 2, len(positions), 24)
+    for freqs in (np.ones(12), np.linspace(0, 1, 12)):
+        y = _native.rope(x, positions, freqs=freqs)
+        assert_rotated(y, x, positions, "float32", freqs=freqs)
+
+
 @pytest.mark.parametrize(
     "kind", ["int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64", "bfloat16"]
 )
