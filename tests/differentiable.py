@@ -149,3 +149,14 @@ for _name in [name for name in OPERATORS if name not in DIFFERENTIABLE | NOT_DIF
     _floating = all(y.dtype == np.float64 for y in (_results if isinstance(_results, tuple) else (_results,)))
     (DIFFERENTIABLE if _floating else NOT_DIFFERENTIABLE)[_name] = (_args, _options)
 ALL = DIFFERENTIABLE | NOT_DIFFERENTIABLE
+
+
+def is_floating(a):
+    return isinstance(a, np.ndarray) and a.dtype == np.float64
+
+
+def places_of(name, provided):
+    """Return where a call has floating-point arguments of these names."""
+    args, _ = DIFFERENTIABLE[name]
+    names = OPERATORS[name.partition("-")[0]].parameters
+    return [i for i, (n, a) in enumerate(zip(names, args, strict=False)) if n in provided and is_floating(a)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import support
-from differentiable import DIFFERENTIABLE
+from differentiable import DIFFERENTIABLE, is_floating, places_of
 from tensorops._operator import OPERATORS
 from tensorops.testing import DTYPES
 
@@ -19,10 +19,6 @@ from tensorops.kernels.cpu.derivatives import derivative_of  # noqa: E402
 DERIVED = {n: d for n, o in OPERATORS.items() if "jax_ffi" in o.kernels and (d := derivative_of(n))}
 GRADIENTS = {name: call for name, call in DIFFERENTIABLE.items() if name.partition("-")[0] in DERIVED}
 BOUNDS = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3, "bfloat16": 3e-2}
-
-
-def is_floating(a):
-    return isinstance(a, np.ndarray) and a.dtype == np.float64
 
 
 def gradients(name, of, args, options, dtype, places):
@@ -54,11 +50,7 @@ def test_gradients_of_every_dtype(name, dtype):
     """Compare with gradients of the body in float64, which central differences have confirmed."""
     operator, (args, options) = OPERATORS[name.partition("-")[0]], GRADIENTS[name]
     derivative = DERIVED[operator.__name__]
-    places = [
-        i
-        for i, (n, a) in enumerate(zip(operator.parameters, args, strict=False))
-        if n in derivative.provided and is_floating(a)
-    ]
+    places = places_of(name, derivative.provided)
     with jax.enable_x64(True), support.holding("jax", dtype):
         rounded = [np.asarray(np.asarray(a, DTYPES[dtype]), np.float64) if is_floating(a) else a for a in args]
         found, text = gradients(name, operator, rounded, options, dtype, places)

@@ -5,7 +5,7 @@ import pytest
 
 import support
 import tensorops as tp
-from differentiable import DIFFERENTIABLE
+from differentiable import DIFFERENTIABLE, places_of
 from tensorops._operator import OPERATORS
 from tensorops.kernels.cpu.derivatives import derivative_of
 from tensorops.testing import CASES
@@ -78,9 +78,7 @@ def test_gradients_in_graphs(name):
     operator = OPERATORS[name.partition("-")[0]]
     args, options = tensors(DIFFERENTIABLE[name])
     derivative = derivative_of(operator.__name__) or COMPOSED[operator.__name__]
-    places = [
-        i for i, n in enumerate(operator.parameters[: len(args)]) if n in derivative.provided and args[i] is not None
-    ]
+    places = places_of(name, derivative.provided)
 
     def gradients(of):
         given = [a.clone().requires_grad_() if i in places else a for i, a in enumerate(args)]

@@ -9,7 +9,7 @@ import pytest
 
 import support
 import tensorops as tp
-from differentiable import DIFFERENTIABLE
+from differentiable import DIFFERENTIABLE, places_of
 from tensorops._operator import OPERATORS
 from tensorops.backends.process_default import in_force
 from tensorops.kernels.cpu import _native
@@ -186,12 +186,7 @@ def test_gradients_of_every_dtype(name, dtype):
     operator = OPERATORS[name.partition("-")[0]]
     args, options = (support.there(tree, "torch") for tree in GRADIENTS[name])
     args = [a.to(getattr(torch, dtype)) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
-    provided = DERIVED[operator.__name__].provided
-    places = [
-        i
-        for i, (n, a) in enumerate(zip(operator.parameters, args, strict=False))
-        if n in provided and a is not None and a.is_floating_point()
-    ]
+    places = places_of(name, DERIVED[operator.__name__].provided)
 
     def gradients(of, args, options):
         given = [a.clone().requires_grad_() if i in places else a for i, a in enumerate(args)]
