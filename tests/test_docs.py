@@ -159,15 +159,7 @@ def test_there_are_blocks_to_paste():
     assert "persistent-kernel.md" in {page.name for page in PASTED}
 
 
-def with_snippets():
-    """Yield the pages with snippets; a short run leaves out those that take long: further libraries, many devices."""
-    for page in filter(snippets, PAGES):
-        long = page.parent.name == "integrations" or page.name == "several-devices.md"
-        marks = pytest.mark.exhaustive if long else ()
-        yield pytest.param(page, id=page.name, marks=marks)
-
-
-@pytest.mark.parametrize("page", list(with_snippets()))
+@pytest.mark.parametrize("page", [*filter(snippets, PAGES)], ids=lambda page: page.name)
 def test_snippets(page, tmp_path):
     outcomes = run_page(page, tmp_path)
     assert not any(failure for _, failure in outcomes.values()), "\n".join(failure for _, failure in outcomes.values())
