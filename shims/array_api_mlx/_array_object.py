@@ -167,8 +167,9 @@ def _three(
 
 def to_numpy(a: Any) -> np.ndarray[Any, Any]:
     """Compute an ``mx.array`` and return its values; bfloat16, which NumPy lacks, becomes float32."""
-    mx.eval(a)  # NumPy would ignore an error and show uninitialized memory
-    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+    a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
+    mx.eval(a)  # NumPy would ignore an error and show uninitialized memory, or crash, before MLX 0.32.4
+    return np.asarray(a)
 
 
 def _bare(key: Any) -> Any:

@@ -64,6 +64,11 @@ def _lone_mask(key: Any) -> Any:
     return None
 
 
+def _to_numpy(mask: Any) -> np.ndarray[Any, Any]:
+    mx.eval(mask)  # an error of MLX while NumPy reads crashes the interpreter, before MLX 0.32.4
+    return np.asarray(mask)
+
+
 def _require_fit(mask: Any, a: Any) -> None:
     fits = mask.ndim <= a.ndim and all(m in (n, 0) for m, n in zip(mask.shape, a.shape, strict=False))
     if not fits:
@@ -73,7 +78,7 @@ def _require_fit(mask: Any, a: Any) -> None:
 def _positions(mask: Any, a: Any) -> Any:
     """Compute the mask and return where it is true in the flattened leading dimensions of `a`."""
     _require_fit(mask, a)
-    return mx.array(np.flatnonzero(np.asarray(mask)).astype(np.int64))
+    return mx.array(np.flatnonzero(_to_numpy(mask)).astype(np.int64))
 
 
 def _flattened(a: Any, mask: Any) -> tuple[int, ...]:
@@ -149,7 +154,7 @@ def _selected(mask: Any, a: Any, axis: int) -> list[Any]:
     """Compute a boolean array among other entries and return integer arrays in its place."""
     if not mask.ndim or mask.shape != a.shape[axis : axis + mask.ndim]:
         raise IndexError(f"a boolean index of shape {mask.shape} does not fit the axes from {axis} on of {a.shape}")
-    return [mx.array(positions.astype(np.int64)) for positions in np.nonzero(np.asarray(mask))]
+    return [mx.array(positions.astype(np.int64)) for positions in np.nonzero(_to_numpy(mask))]
 
 
 def _checked_slice(entry: slice) -> slice:

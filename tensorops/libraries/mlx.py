@@ -27,9 +27,10 @@ def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import mlx.core as mx
     import numpy as np
 
-    if x.dtype == mx.bfloat16:
-        return np.asarray(x.view(mx.uint16)).view(bfloat16())
-    return np.asarray(x)
+    numbers = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
+    mx.eval(numbers)  # an error of MLX while NumPy reads crashes the interpreter, before MLX 0.32.4
+    values = np.asarray(numbers)
+    return values.view(bfloat16()) if x.dtype == mx.bfloat16 else values
 
 
 def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:

@@ -24,6 +24,16 @@ W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
 # --- moving ------------------------------------------------------------------------------------------
 
 
+def test_what_mlx_traces_cannot_be_moved():
+    """Before 0.32.4, MLX crashed where NumPy read an array that could not be computed."""
+    support.require("mlx")
+    mx = pytest.importorskip("mlx.core")
+    for _ in range(20):
+        for dtype in (mx.float32, mx.bfloat16):
+            with pytest.raises(ValueError, match="eval"):
+                mx.compile(lambda x: tp.to_backend(x, "numpy"))(mx.ones(3, dtype=dtype))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_numpy_arrays_go_to_the_backend_and_come_back(elsewhere, dtype):
     if dtype not in support.dtypes_of(elsewhere.name):
