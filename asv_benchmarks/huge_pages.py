@@ -1,4 +1,4 @@
-"""What huge pages bring to large results under JAX: `silu` and its derivative in a program of `jax.jit`.
+"""What huge pages bring to large results under JAX: the derivative of `silu` in a program of `jax.jit`.
 
 usage: python -m asv_benchmarks.huge_pages [--processes 10] [--calls 80]
 
@@ -52,7 +52,7 @@ def main() -> None:
     for _ in range(options.processes):
         for which, all_times in times.items():
             all_times += seconds(which, options.calls)
-    title = f"silu and its derivative, {options.calls} calls in each of {options.processes} processes"
+    title = f"the derivative of silu, {options.calls} calls in each of {options.processes} processes"
     table = Table("huge pages", "median", "mean", "9 of 10 below", "longest", title=title)
     for which, all_times in times.items():
         figures = median(all_times), fmean(all_times), quantiles(all_times, n=10)[-1], max(all_times)

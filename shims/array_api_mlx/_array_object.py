@@ -27,7 +27,7 @@ from array_api_mlx._dtypes import (
     pairs_of,
     wrong_category,
 )
-from array_api_mlx._keys import get, put
+from array_api_mlx._keys import get, put, to_numpy
 
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 _HOST = (1, 0)
@@ -163,13 +163,6 @@ def _three(
         _reflected(f"__r{name}__", function, category),
         _changing(f"__i{name}__", function, category),
     )
-
-
-def to_numpy(a: Any) -> np.ndarray[Any, Any]:
-    """Compute an ``mx.array`` and return its values; bfloat16, which NumPy lacks, becomes float32."""
-    a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
-    mx.eval(a)  # NumPy would ignore an error and show uninitialized memory, or crash, before MLX 0.32.4
-    return np.asarray(a)
 
 
 def _bare(key: Any) -> Any:

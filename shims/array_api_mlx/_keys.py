@@ -64,9 +64,11 @@ def _lone_mask(key: Any) -> Any:
     return None
 
 
-def _to_numpy(mask: Any) -> np.ndarray[Any, Any]:
-    mx.eval(mask)  # an error of MLX while NumPy reads crashes the interpreter, before MLX 0.32.4
-    return np.asarray(mask)
+def to_numpy(a: Any) -> np.ndarray[Any, Any]:
+    """Compute an ``mx.array`` and return its values; bfloat16, which NumPy lacks, becomes float32."""
+    a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
+    mx.eval(a)  # NumPy would ignore an error and show uninitialized memory, or crash, before MLX 0.32.4
+    return np.asarray(a)
 
 
 def _require_fit(mask: Any, a: Any) -> None:
@@ -78,7 +80,7 @@ def _require_fit(mask: Any, a: Any) -> None:
 def _positions(mask: Any, a: Any) -> Any:
     """Compute the mask and return where it is true in the flattened leading dimensions of `a`."""
     _require_fit(mask, a)
-    return mx.array(np.flatnonzero(_to_numpy(mask)).astype(np.int64))
+    return mx.array(np.flatnonzero(to_numpy(mask)).astype(np.int64))
 
 
 def _flattened(a: Any, mask: Any) -> tuple[int, ...]:
@@ -154,7 +156,7 @@ def _selected(mask: Any, a: Any, axis: int) -> list[Any]:
     """Compute a boolean array among other entries and return integer arrays in its place."""
     if not mask.ndim or mask.shape != a.shape[axis : axis + mask.ndim]:
         raise IndexError(f"a boolean index of shape {mask.shape} does not fit the axes from {axis} on of {a.shape}")
-    return [mx.array(positions.astype(np.int64)) for positions in np.nonzero(_to_numpy(mask))]
+    return [mx.array(positions.astype(np.int64)) for positions in np.nonzero(to_numpy(mask))]
 
 
 def _checked_slice(entry: slice) -> slice:

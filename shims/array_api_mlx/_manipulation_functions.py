@@ -10,8 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx._arguments import axes_of, axis_of, shape_of, unwrap
-from array_api_mlx._array_object import Array, to_numpy
+from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import INTEGRAL, common_dtype, wrong_category
+from array_api_mlx._keys import to_numpy
 
 
 def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:

@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, reduced, unwrap, unwrap_of
-from array_api_mlx._array_object import Array, to_numpy
+from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import ALL, BOOL, INDEX, INTEGRAL, PROMOTION, REAL, pairs_of
+from array_api_mlx._keys import to_numpy
 
 _REAL_PAIRS = pairs_of(REAL)
 

@@ -8,9 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx._arguments import operands, unwrap
-from array_api_mlx._array_object import Array, to_numpy
+from array_api_mlx._array_object import Array
 from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import ALL, COMPLEX, PROMOTION
+from array_api_mlx._keys import to_numpy
 
 
 class UniqueAll(NamedTuple):

@@ -17,9 +17,10 @@ import numpy as np
 
 from array_api_mlx import _arithmetic
 from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, reduced, unwrap, unwrap_of
-from array_api_mlx._array_object import Array, to_numpy
+from array_api_mlx._array_object import Array
 from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INDEX, NUMERIC, PROMOTION, REAL_PART, pairs_of
+from array_api_mlx._keys import to_numpy
 from array_api_mlx._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot
 from array_api_mlx._statistical_functions import sum as _sum, total
 
