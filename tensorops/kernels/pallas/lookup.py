@@ -3,8 +3,9 @@
 Work: a step starts the copies of one block of rows, then waits for those of the block before, whose rows it writes: the
 copies of a block are under way while the last is written. The table is read where the ids say, so no block of it moves.
 Pairs: two rows of bfloat16 share the words of memory, and a transfer copies whole words. So both are copied, and the
-half of each word that belongs to the row is kept. Of an odd number of rows, the last is in no pair, and stays in vector
-memory.
+half of each word that belongs to the row is kept. If the number of rows is odd, the last is in no pair, and stays in
+vector memory. Mosaic refuses the transfer of one such row. A table of shape (rows, dim / 128, 128) has rows of words of
+their own, but as a view of the table it is a copy of all of it, in each call; XLA's gather reads eight rows for one.
 Ids: as for `jax.numpy.take`, negative ones count from the end, and one that is out of range gives a row of NaN. What
 is copied for it is a row that exists.
 Precision: the bits of the table.
