@@ -25,11 +25,14 @@ class Fields:
     ----------
     asked : set of str
         The keys that somebody asked for.
+    longest : int
+        The length of the longest axis of a tensor, an upper bound of all sizes.
     """
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.asked: set[str] = set()
+        self.longest = max((length for tensor in file.tensors.values() for length in tensor.shape), default=0)
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return what a key has, of any type."""
@@ -70,11 +73,18 @@ class Fields:
             raise self.error(key, "not a boolean")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer."""
+    def positive(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer, however large: positions, a period, or what is compared with something else."""
         value = self.value(key, default)
         if type(value) is not int or value < 1:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive integer")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer that is the size of something in a tensor, before memory is taken for it."""
+        value = self.positive(key, default)
+        if value > self.longest and key in self.file.metadata:
+            raise self.error(key, f"{value} is more than the longest axis of a tensor, which has {self.longest}")
         return value
 
     def counts(self, key: str, length: int, default: int | None = None) -> list[int]:
@@ -83,8 +93,8 @@ class Fields:
         if getattr(value, "ndim", 0) != 1:
             return [self.count(key, default)] * length
         found = self.integers(key, [0] * length)
-        if min(found) < 1:
-            raise self.error(key, f"{min(found)} is not a positive integer")
+        if min(found) < 1 or max(found) > self.longest:
+            raise self.error(key, f"{min(found)} to {max(found)} is not from 1 to the longest axis, {self.longest}")
         return found
 
     def natural(self, key: str, default: int) -> int:
@@ -94,9 +104,10 @@ class Fields:
     def windows(self, name: str, period: int, default: int | None = None) -> dict[str, Any]:
         """Return `window` and `windowed` of a `ModelConfig`: one in `period` blocks has no window; with 0, all have."""
         key, pattern = f"{name}.attention.sliding_window", f"{name}.attention.sliding_window_pattern"
-        blocks, window = self.count(f"{name}.block_count"), self.natural(key, default or 0)
-        if not window:
+        blocks, window = self.positive(f"{name}.block_count"), self.value(key, default or 0)
+        if _is_zero(window):
             return {}
+        window = self.positive(key, default)
         given = self.value(pattern, period)
         if isinstance(given, int) and given >= 0:
             given = [not given or block % given < given - 1 for block in range(blocks)]

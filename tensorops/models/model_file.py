@@ -43,7 +43,10 @@ def open_model(path: str | os.PathLike[str]) -> GGUFFile:
 
         return open_folder(path)
     file = open_gguf(path)
-    return file if file.metadata.get(COUNT, 1) in (0, 1) else _joined(file)
+    count = file.metadata.get(COUNT, 1)
+    if type(count) is not int:
+        raise GGUFError(file.path, COUNT, f"{count!r:.40} is not an integer")
+    return file if count in (0, 1) else _joined(file)
 
 
 def _joined(first: GGUFFile) -> GGUFFile:

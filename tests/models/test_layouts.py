@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,6 +174,12 @@ def test_a_quantized_folder(layout: str, name: str, tmp_path: Path, monkeypatch:
         ("awq", "qweight", lambda a: a[:, :-1], "does not fit"),
         ("mlx, 4 bits", "biases", None, "is not supported"),
         ("mlx, mxfp4", "scales", lambda a: a[:, :1], "does not fit"),
+        ("gptq", "scales", lambda a: a.astype(np.int32), "scales: not numbers"),
+        ("gptq", "qzeros", lambda a: a.astype(np.float32), "qzeros: not integers"),
+        ("gptq, by activations", "g_idx", lambda a: a.astype(np.float32), "g_idx: not integers"),
+        ("awq", "qweight", lambda a: a.astype(np.float32), "qweight: not integers"),
+        ("mlx, 4 bits", "scales", lambda a: a.astype(np.uint32), "scales: not numbers"),
+        ("mlx, mxfp4", "scales", lambda a: a.astype(np.float32), "scales: not integers"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(layout: str, part: str, change: Any, message: str, tmp_path: Path) -> None:
@@ -188,8 +195,30 @@ def test_what_does_not_fit(layout: str, part: str, change: Any, message: str, tm
 
 
 @pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        ("mlx, 4 bits", {"bits": 4.0}, "4.0 bits is not supported"),
+        ("mlx, 4 bits", {"group_size": 0}, "group_size 0 is not a positive integer"),
+        ("mlx, 4 bits", {"group_size": 32.0}, "group_size 32.0 is not a positive integer"),
+        ("gptq", {"bits": "4"}, "'4' bits are not supported"),
+    ],
+)
+def test_options_of_a_wrong_type(layout: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    key = next(iter(LAYOUTS[layout][1]))
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: config[key] | options}))
+    with pytest.raises(GGUFError, match=re.escape(message)):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("scale", "message"),
-    [(np.ones((3, 1), np.float32), "is not supported"), (np.full((1, 1), np.inf, np.float32), "not finite")],
+    [
+        (np.ones((3, 1), np.float32), "is not supported"),
+        (np.ones((1, 1), np.int32), "not numbers"),
+        (np.full((1, 1), np.inf, np.float32), "not finite"),
+    ],
 )
 def test_scales_of_eight_bits_that_do_not_fit(
     scale: np.ndarray, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

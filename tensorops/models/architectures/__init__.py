@@ -167,12 +167,12 @@ def read_config(file: GGUFFile) -> ModelConfig:
         architecture = get(name)
     except ValueError as error:
         raise fields.error(key, str(error)) from None
-    blocks = fields.count(f"{name}.block_count")
+    blocks = fields.positive(f"{name}.block_count")
     if blocks * TENSORS_PER_BLOCK > len(file.tensors):
         raise fields.error(f"{name}.block_count", f"{blocks} blocks, but only {len(file.tensors)} tensors")
     if (prediction := fields.natural(f"{name}.nextn_predict_layers", 0)) >= blocks:
         raise fields.error(f"{name}.nextn_predict_layers", f"{prediction} of {blocks} blocks")
-    context = fields.count(f"{name}.context_length")
+    context = fields.positive(f"{name}.context_length")
     if context > LONGEST_CONTEXT:
         raise fields.error(f"{name}.context_length", f"{context} is more than {LONGEST_CONTEXT}")
     dim, heads = fields.count(f"{name}.embedding_length"), fields.count(f"{name}.attention.head_count")
@@ -304,7 +304,7 @@ def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[st
         "rope_base": fields.number(f"{name}.rope.freq_base", 10000.0),
         "rope_scaling": scaling,
         "rope_factor": factor,
-        "original_context_length": fields.count(f"{name}.rope.scaling.original_context_length", context),
+        "original_context_length": fields.positive(f"{name}.rope.scaling.original_context_length", context),
         "rope_options": options,
         "rope_dims": None if dims == head_dim else dims,
     }
@@ -362,6 +362,6 @@ def _vocab_size(fields: Fields, name: str) -> int:
     if "tokenizer.ggml.tokens" not in fields.file.metadata and fields.file.is_folder:
         return fields.count(key)
     tokens = len(fields.strings("tokenizer.ggml.tokens"))
-    if (size := fields.count(key, tokens)) != tokens:
+    if (size := fields.positive(key, tokens)) != tokens:
         raise fields.error(key, f"{size}, but tokenizer.ggml.tokens has {tokens}")
     return size

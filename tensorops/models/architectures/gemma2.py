@@ -41,7 +41,7 @@ class Gemma2(Decoder):
     def _common(cls, fields: Fields, name: str) -> dict[str, Any]:
         dim, heads = fields.count(f"{name}.embedding_length"), fields.count(f"{name}.attention.head_count")
         # The file does not say the scale of attention, which in one size is not that of a head's features.
-        scale = (dim / heads) ** -0.5 if fields.count(f"{name}.block_count") == cls.LARGEST else None
+        scale = (dim / heads) ** -0.5 if fields.positive(f"{name}.block_count") == cls.LARGEST else None
         return {
             "embedding_scale": dim**0.5,
             "attention_scale": fields.optional(f"{name}.attention.scale") or scale,  # of a folder

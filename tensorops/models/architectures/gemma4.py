@@ -45,7 +45,7 @@ class Gemma4(Decoder):
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        blocks = fields.count(f"{name}.block_count")
+        blocks = fields.positive(f"{name}.block_count")
         shared = fields.natural(f"{name}.attention.shared_kv_layers", 0)
         windows = fields.windows(name, 6)
         windowed = windows.get("windowed", ())

@@ -57,8 +57,8 @@ class Qwen35(Decoder):
         sizes = {field: fields.count(f"{name}.{key}") for field, (key, _) in SIZES.items()}
         if sizes["state_heads"] % sizes["state_groups"]:
             raise fields.error(f"{name}.ssm.group_count", f"does not divide the {sizes['state_heads']} heads of states")
-        interval = fields.count(f"{name}.full_attention_interval", 4)
-        blocks = fields.count(f"{name}.block_count")
+        interval = fields.positive(f"{name}.full_attention_interval", 4)
+        blocks = fields.positive(f"{name}.block_count")
         recurrent = tuple(block for block in range(blocks) if (block + 1) % interval)
         return {"is_gated": True, "recurrent": recurrent, "is_tiled": not fields.file.is_folder, **sizes}
 

@@ -27,7 +27,7 @@ class SmolLM3(Decoder):
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        return {"unrotated": tuple(range(3, fields.count(f"{name}.block_count"), 4))}
+        return {"unrotated": tuple(range(3, fields.positive(f"{name}.block_count"), 4))}
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ MAX_DIMENSIONS = 4
 AT_A_TIME = 1 << 20  # bytes
 SPLIT_AT_A_TIME = 1 << 16
 SEVEN_ZEROS = bytes(7)
+MOST_ALONE = 1 << 12  # strings that are read one by one before splitting is tried again
 # The minimum size of an entry, which limits a count by the number of remaining bytes.
 MIN_METADATA_BYTES = 8 + 4 + 1
 MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8
@@ -167,8 +168,11 @@ class _Reader:
     def strings(self, number: int) -> list[str]:
         """Return strings; a vocabulary has some hundred thousand of them."""
         found: list[str] = []
+        alone = 1
         while len(found) < number:
-            found.append(self.string())  # which fills the buffer
+            # Where splitting finds nothing, as in empty or long strings, it is tried less and less often.
+            found += [self.string() for _ in range(min(alone, number - len(found)))]  # which fills the buffer
+            before = len(found)
             # Nearly all lengths fit one byte, which seven zeros follow: split there, and each string has the length of
             # the next one behind it. `string` reads the others, and says what is wrong.
             at = self.position - self._start
@@ -180,6 +184,7 @@ class _Reader:
                     found.append(piece[:-1].decode())
                     at, length = at + 7 + len(piece), piece[-1:]
             self.position = self._start + at
+            alone = 1 if len(found) > before else min(2 * alone, MOST_ALONE)
         return found
 
     def count(self, what: str, smallest: int) -> int:

@@ -6,6 +6,7 @@ AWQ's become groups of integers, exactly. Scales of 8-bit floating-point numbers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from tensorops.models._errors import GGUFError
 from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ._open_file import OpenFile
 
 __all__ = ["Raw", "combined"]
@@ -78,15 +77,15 @@ def combined(tensors: Mapping[str, Given], options: Mapping[str, Any]) -> dict[s
     for name in list(tensors):
         stem, _, kind = name.rpartition(".")
         if kind == "qweight":
-            parts = _parts(left, stem, ("qweight", "qzeros", "scales"), ("g_idx",))
+            parts = _parts(left, stem, ("qweight", "qzeros", "scales"), ("g_idx",), numbers=("scales",))
             made[f"{stem}.weight"] = _gptq(parts, options) if options.get("quant_method") != "awq" else _awq(parts)
         elif kind == "weight" and f"{stem}.weight_scale_inv" in tensors:
-            made[name] = _fp8(_parts(left, stem, ("weight", "weight_scale_inv")))
+            made[name] = _fp8(_parts(left, stem, ("weight", "weight_scale_inv"), numbers=("weight_scale_inv",)))
         elif kind == "weight" and f"{stem}.scales" in tensors:
             own = options.get(stem, options)
-            made[name] = _mlx(
-                _parts(left, stem, ("weight", "scales"), ("biases",)), own if own is not True else options
-            )
+            own = own if isinstance(own, Mapping) else options
+            numbers = ("biases",) if own.get("mode") == "mxfp4" else ("scales", "biases")
+            made[name] = _mlx(_parts(left, stem, ("weight", "scales"), ("biases",), numbers=numbers), own)
         elif name.endswith("_blocks"):
             stem = name.removesuffix("_blocks")
             blocks, scales = (left.pop(f"{stem}{end}", None) for end in ("_blocks", "_scales"))
@@ -100,16 +99,24 @@ def combined(tensors: Mapping[str, Given], options: Mapping[str, Any]) -> dict[s
     return made
 
 
-def _parts(left: dict[str, Given], stem: str, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Take the tensors of one weight."""
-    found = {name: left.pop(f"{stem}.{name}") for name in (*names, *optional) if f"{stem}.{name}" in left}
-    first = next(iter(found.values()))
+def _parts(
+    left: dict[str, Given],
+    stem: str,
+    names: tuple[str, ...],
+    optional: tuple[str, ...] = (),
+    *,
+    numbers: tuple[str, ...],
+) -> dict[str, Any]:
+    """Take the tensors of one weight, of which `numbers` are floating-point numbers, and the others integers."""
+    parts = {name: left.pop(f"{stem}.{name}") for name in (*names, *optional) if f"{stem}.{name}" in left}
+    path = next(iter(parts.values())).file.path
     for name in names:
-        if name not in found:
-            raise GGUFError(first.file.path, f"tensor {stem}.{name}", "missing")
-    if not isinstance(found[names[0]], Raw):
-        raise GGUFError(first.file.path, f"tensor {stem}.{names[0]}", "not integers")
-    return found
+        if name not in parts:
+            raise GGUFError(path, f"tensor {stem}.{name}", "missing")
+    for name, part in parts.items():
+        if isinstance(part, Raw) is (name in numbers):
+            raise GGUFError(path, f"tensor {stem}.{name}", f"not {'numbers' if name in numbers else 'integers'}")
+    return parts
 
 
 def _require(weight: Raw, is_right: bool, what: str) -> None:
@@ -133,8 +140,8 @@ def _eight(words: Integers, axis: int, order: tuple[int, ...] = tuple(range(8)))
 def _gptq(parts: dict[str, Any], options: Mapping[str, Any]) -> ComputedTensor:
     """Frantar et al., https://arxiv.org/abs/2210.17323: eight rows in an integer, and zeros less one."""
     weight, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]
-    if options.get("bits", 4) != 4:
-        raise weight.error(f"{options['bits']} bits are not supported, only 4")
+    if (bits := options.get("bits", 4)) != 4:
+        raise weight.error(f"{bits!r:.40} bits are not supported, only 4")
     rows, groups = scales.shape[1], scales.shape[0]
     columns = 8 * weight.shape[0]
     _require(weight, weight.shape[1] == rows and zeros.shape == (groups, rows // 8) and not columns % groups, "scales")
@@ -178,12 +185,15 @@ def _mlx(parts: dict[str, Any], options: Mapping[str, Any]) -> ComputedTensor:
     """Return what MLX writes: groups of integers with scales and biases, or those of MXFP4, only in another order."""
     weight, scales, biases = parts["weight"], parts["scales"], parts.get("biases")
     mode, size, bits = options.get("mode", "affine"), options.get("group_size", 64), options.get("bits", 4)
-    if mode == "mxfp4" and isinstance(scales, Raw):
+    if mode == "mxfp4":
         columns = 8 * weight.shape[-1]
         _require(weight, scales.shape == (*weight.shape[:-1], columns // 32), "scales")
         return _microscaled(weight.name, weight, scales, (*weight.shape[:-1], columns))
-    if mode != "affine" or bits not in (4, 8) or biases is None:
-        raise weight.error(f"mode {mode!r} with {bits} bits is not supported, only 'affine' with 4 or 8, and 'mxfp4'")
+    if mode != "affine" or type(bits) is not int or bits not in (4, 8) or biases is None:
+        problem = f"mode {mode!r:.40} with {bits!r:.40} bits is not supported, only 'affine' with 4 or 8, and 'mxfp4'"
+        raise weight.error(problem)
+    if type(size) is not int or size < 1:
+        raise weight.error(f"group_size {size!r:.40} is not a positive integer")
     columns = weight.shape[-1] * 32 // bits
     _require(weight, scales.shape == biases.shape == (*weight.shape[:-1], columns // size), "scales")
 
