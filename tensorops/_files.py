@@ -1,11 +1,13 @@
-"""The user's cache folder, and writing files atomically."""
+"""The user's cache folder, files of bounded size, and writing files atomically."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import os
     from pathlib import Path
+    from typing import BinaryIO
 
 
 def cache_folder() -> Path:
@@ -21,6 +23,57 @@ def cache_folder() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(base, "tensorops")
+
+
+class NotRegularError(OSError):
+    """A path leads to something else than a regular file."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading bytes; a pipe without a writer does not make it wait.
+
+    Raises
+    ------
+    NotRegularError
+        If the path leads to a folder, a pipe, a device or the like.
+    OSError
+        If there is no file, or it cannot be opened.
+    """
+    import errno
+    import os
+    import stat
+
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    irregular = NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
+    try:
+        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - the caller closes it
+    except IsADirectoryError:
+        raise irregular from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise irregular
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, is not regular, or has more than `limit` bytes.
+    """
+    import errno
+    import os
+
+    with open_regular(path) as file:
+        # `read` reserves as many bytes as it is asked for, and a file may grow after its size was asked.
+        content = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fspath(path))
+    return content
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

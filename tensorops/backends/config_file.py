@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tensorops._display import shortened
-from tensorops._files import write_atomically
+from tensorops._files import read_regular, write_atomically
 from tensorops._messages import nearest
 from tensorops.backends.options import device_config
 from tensorops.backends.registry import resolve
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AUTO = "auto"
+MOST_BYTES = 1 << 20  # of a configuration file
 
 CONFIG = "TENSOROPS_CONFIG"
 CHOICES = ("TENSOROPS_BACKEND", "TENSOROPS_PRIORITY", "TENSOROPS_FORCE", CONFIG)
@@ -310,9 +311,7 @@ def _describe(path: Path) -> str:
 def _read_text(path: Path, *, must_exist: bool) -> str | None:
     """Return the text of a file; ``None`` if there is no file and it need not exist."""
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{_describe(path)} cannot be read: it is not a file")
-        return path.read_text(encoding="utf-8-sig")
+        return read_regular(path, MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         if not must_exist:
             return None
@@ -354,7 +353,7 @@ def _parse(where: str, text: str) -> dict[str, Any]:
 
 
 def _keys(text: str) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    r"""Yield the keys of a JSON text: the start of the object, the path of keys up to this one, and its line.
+    r"""Yield the keys of a JSON text: the start of the object, the path of keys up to this one, and its own start.
 
     The parser reports no positions, and a key may be written in several ways: ``"a"`` is ``"\u0061"``.
     """
@@ -370,20 +369,20 @@ def _keys(text: str) -> Iterator[tuple[int, tuple[str, ...], int]]:
             inside.pop()
         elif colon:
             inside[-1] = (inside[-1][0], json.loads(string, strict=False))
-            yield inside[-1][0], tuple(key for _, key in inside), _line_at(text, token.start())
+            yield inside[-1][0], tuple(key for _, key in inside), token.start()
 
 
 def _refuse_repeated_keys(text: str) -> None:
     seen = set()
-    for start, path, line in _keys(text):
+    for start, path, place in _keys(text):
         if (start, path[-1]) in seen:
-            raise ValueError(f"line {line}: the key {shortened(repr(path[-1]))} is listed twice")
+            raise ValueError(f"line {_line_at(text, place)}: the key {shortened(repr(path[-1]))} is listed twice")
         seen.add((start, path[-1]))
 
 
 def _line_of(text: str, *keys: str) -> int:
     """Return the line of the key with the given path; the first line if there is no such key."""
-    return next((line for _, path, line in _keys(text) if path == keys), 1)
+    return next((_line_at(text, place) for _, path, place in _keys(text) if path == keys), 1)
 
 
 def _line_at(text: str, position: int) -> int:

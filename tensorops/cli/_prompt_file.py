@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -33,9 +33,11 @@ def read(path: Path, network: LanguageModel, model: Path, ids: list[int]) -> Pro
             f"{network.config.architecture} do not have: leave it out"
         )
     kept = network.new_prompt_cache()
-    if not path.exists():
+    try:
+        owner = _model_of(path)
+    except FileNotFoundError:
         return kept
-    if _model_of(path) != identity(model):
+    if owner != identity(model):
         _say(f"{path} is of another model, or of another version of its file: the prompt is read anew")
         return kept
     try:
@@ -51,18 +53,19 @@ def read(path: Path, network: LanguageModel, model: Path, ids: list[int]) -> Pro
 
 def _model_of(path: Path) -> str:
     """Return the identity of the model in a file; refuse a file of another kind, which would be overwritten."""
-    from safetensors import SafetensorError, safe_open
+    from tensorops.models.files.safetensors_header import open_safetensors
 
     try:
-        with safe_open(path, framework="np") as file:
-            metadata: dict[str, Any] = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
+        _, metadata, _ = open_safetensors(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
         raise click.ClickException(
             f"{path} is no prompt cache ({describe_error(error)}): --prompt-cache takes the name of a new file"
         ) from None
     if MODEL not in metadata:
         raise click.ClickException(f"{path} is no prompt cache: --prompt-cache takes the name of a new file")
-    return str(metadata[MODEL])
+    return metadata[MODEL]
 
 
 def write(path: Path, kept: PromptCache, model: Path, count: int) -> None:

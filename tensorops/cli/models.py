@@ -152,11 +152,10 @@ def kinds(path: Path, file: GGUFFile) -> Counter[str]:
 
 
 def _dtypes(path: Path) -> Iterator[str]:
-    from safetensors import safe_open
+    from tensorops.models.files.safetensors_header import open_safetensors
 
-    with safe_open(path, framework="np") as file:
-        for name in file.keys():  # noqa: SIM118 - it is no dict
-            yield file.get_slice(name).get_dtype()
+    _, _, entries = open_safetensors(path)
+    return (entry.dtype for entry in entries.values())
 
 
 def print_facts(console: Console, facts: dict[str, Any]) -> None:

@@ -358,6 +358,7 @@ MISTAKES = {
         '{"preferred_backend": "auto",\n"backend_priority": ["\\"nope\\":"],\n"nope": 1}',
         "line 2: backend_priority: unknown backend",
     ),
+    "too large": (" " * (1 << 20) + "{}", "cannot be read: larger than 1048576 bytes"),
     "a number of 5000 digits": (
         '{"devices": {"cpu": {\n"num_threads": ' + "1" * 5000 + "}}}",
         "line 2: a number of 5000 digits is too long",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -217,6 +218,17 @@ def test_a_file_of_another_kind_is_not_overwritten(path, tmp_path):
     result = generate(path, f"--prompt-cache={tmp_path / 'none' / 'file'}")
     assert result.exit_code == 1
     assert "cannot be written: FileNotFoundError" in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_file_is_no_prompt_cache(path, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("pipe", "not a regular file"), ("loop", "symbolic links"), ("x" * 300, "too long")):
+        result = generate(path, f"--prompt-cache={tmp_path / name}")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert re.search(rf"is no prompt cache \(.*{reason}", result.stderr)
+        assert result.stderr.count("\n") == 1
 
 
 def test_keys_of_other_sizes_are_refused(path, model, tmp_path):

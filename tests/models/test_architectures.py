@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +24,6 @@ import tiny_networks
 from mpi_threads import world_of
 from tensorops.models import GGUFError, LanguageModel, architectures, open_gguf
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Backends, and the library whose absence a skip is about.
 BACKENDS = {"numpy": "numpy", "array_api_strict": "array_api_strict", "jax": "jax", "mlx": "mlx.core", "torch": "torch",
@@ -290,6 +289,23 @@ def test_damaged_folders_are_refused(saved: Any, tmp_path: Path) -> None:
                 LanguageModel.load(tmp_path, "numpy")
                 loaded += 1
     assert loaded < 150
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model.safetensors"])
+def test_pipes_devices_and_links_to_themselves_are_refused(saved: Any, name: str, tmp_path: Path) -> None:
+    for each in saved("llama")[0].iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    path = tmp_path / name
+    kinds = {"not a regular file": [os.mkfifo, lambda p: p.symlink_to("/dev/zero"), Path.mkdir]}
+    for reason, makers in (kinds | {"symbolic links": [lambda p: p.symlink_to(p.name)]}).items():
+        for make in makers:
+            path.unlink(missing_ok=True)
+            make(path)
+            with pytest.raises(ValueError, match=rf"{name}.*{reason}"):
+                LanguageModel.load(tmp_path, "numpy")
+            if path.is_dir():
+                path.rmdir()
 
 
 def test_an_architecture_of_ones_own(saved: Any, tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: not a regular file"):
         Tokenizer.from_folder(tmp_path)
     monkeypatch.setattr("tensorops.models.tokenizers.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
-    with pytest.raises(ValueError, match=r"tokenizer\.json: has more than 10 bytes"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: larger than 10 bytes"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -13,12 +13,15 @@ import sys
 import threading
 from typing import Any
 
-from tensorops._files import cache_folder, write_atomically
+from tensorops._files import cache_folder, read_regular, write_atomically
 from tensorops.backends.probing import end_elsewhere
 from tensorops.libraries.pyopencl import INTELS_PACKAGES, intels_driver
 
 SECONDS = 60.0
 """How long the trial may take: PoCL's compiler takes seconds."""
+
+MOST_BYTES = 1 << 20
+"""An upper bound of the remembered drivers, 64 of which take a hundredth."""
 
 _TRIAL = "from tensorops.kernels.opencl import _drivers; _drivers.compute(*arguments)"
 _reasons: dict[tuple[str, ...], str] = {}
@@ -90,9 +93,9 @@ def compute(driver: str, name: str) -> None:
 
 def _read(path: Any) -> list[list[str]]:
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+        known = json.loads(read_regular(path, MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return []  # written anew, whatever it is
     return known if isinstance(known, list) else []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import weakref
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tensorops._files import NotRegularError, open_regular
 from tensorops.models._errors import GGUFError
 
 if TYPE_CHECKING:
@@ -66,15 +66,15 @@ class OpenFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = str(Path(path))
-        self._file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - closed with this object
+        try:
+            self._file = open_regular(path)
+        except NotRegularError as error:
+            raise GGUFError(self.path, "file", error.strerror) from None
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
-        status = os.fstat(self._file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise GGUFError(self.path, "file", "not a regular file")
-        if status.st_size == 0:
+        self.size = os.fstat(self._file.fileno()).st_size
+        if self.size == 0:
             raise GGUFError(self.path, "file", "empty")
-        self.size = status.st_size
 
     def read(self, start: int, size: int, field: str) -> Bytes:
         """Return `size` bytes starting at byte `start`; `field` is for messages."""
@@ -102,8 +102,3 @@ class OpenFile:
         if missing:
             problem = f"the file became shorter after it was opened: {missing} bytes are missing"
             raise GGUFError(self.path, field, problem)
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; unlike plain `open`, do not hang on a pipe without a writer."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,23 +17,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
+from tensorops._files import read_regular
 from tensorops.models import architectures
 from tensorops.models._errors import GGUFError, missing
 
-from ._open_file import OpenFile
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
 from .gguf_types import TensorType
 from .layouts import DTYPES, Raw, combined
+from .safetensors_header import open_safetensors
 
 try:
     import gguf
-    from safetensors import SafetensorError, safe_open
 except ImportError as error:
-    raise missing(error.name or "gguf") from error
+    raise missing("gguf") from error
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
 __all__ = ["open_folder"]
@@ -408,7 +408,7 @@ def _stack(name: str, parts: list[Stored]) -> ComputedTensor:
 def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
     """Return the tensors of all safetensors files in a folder, by their names there."""
     index = folder / "model.safetensors.index.json"
-    if index.exists():
+    if os.path.lexists(index):
         places = _read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
             raise GGUFError(str(index), "weight_map", "missing, or not names of files")
@@ -429,25 +429,16 @@ def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
 
 
 def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor | Raw]]:
-    """Yield the tensors of a safetensors file, whose bytes stay there; the package checks the header."""
+    """Yield the tensors of a safetensors file, whose bytes stay there."""
     try:
-        file = OpenFile(path)
-        with safe_open(path, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise GGUFError(str(path), "header", f"not a safetensors file, or damaged: {error}") from None
+        file, _, entries = open_safetensors(path)
     except OSError as error:
         raise GGUFError(str(path), "file", f"cannot be opened: {error}") from None
-    size = int.from_bytes(file.read(0, 8, "header").tobytes(), "little")
-    header = json.loads(file.read(8, size, "header").tobytes())
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    for name, (dtype, shape, start, nbytes) in entries.items():
         if dtype in TYPES:
-            yield name, Tensor(name, TYPES[dtype], shape, file, 8 + size + start, stop - start)
+            yield name, Tensor(name, TYPES[dtype], shape, file, start, nbytes)
         elif dtype in DTYPES:
-            yield name, Raw(name, dtype, shape, file, 8 + size + start, stop - start)
+            yield name, Raw(name, dtype, shape, file, start, nbytes)
         else:
             known = ", ".join((*TYPES, *DTYPES))
             raise GGUFError(str(path), f"tensor {name}", f"dtype {dtype} is not supported, only {known}")
@@ -455,12 +446,8 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor | Raw]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise GGUFError(str(path), "file", f"larger than {LARGEST_JSON} bytes")
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, LARGEST_JSON))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, GGUFError):
-            raise
         raise GGUFError(str(path), "file", f"not valid JSON: {error}") from None
     except OSError as error:
         raise GGUFError(str(path), "file", f"cannot be opened: {error.strerror}") from None

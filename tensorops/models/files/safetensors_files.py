@@ -24,6 +24,8 @@ import numpy as np
 import tensorops as tp
 from tensorops.models._errors import missing
 
+from .safetensors_header import open_safetensors
+
 __all__ = ["load_safetensors", "save_safetensors"]
 
 STRUCTURE = "tensorops.structure"
@@ -247,34 +249,17 @@ class _Reader:
     def __init__(self, path: Path, backend: str) -> None:
         self.path = path
         self.backend = backend
-        self.file: Any = None
-        self.unread: set[str] = set()
+        self.file, self.metadata, self.entries = open_safetensors(path)
+        self.unread = set(self.entries)
 
     def read(self) -> Any:
-        try:
-            from safetensors import SafetensorError, safe_open
-        except ImportError as error:
-            raise missing("safetensors") from error
-        if not stat.S_ISREG(self.path.stat().st_mode):
-            raise ValueError(f"{self.path} is not a regular file")
-        try:
-            with safe_open(self.path, framework="np") as self.file:
-                return self.contents()
-        except SafetensorError as error:
-            raise ValueError(f"{self.path} is not a safetensors file, or is damaged: {error}") from None
-        finally:
-            self.file = None
-
-    def contents(self) -> Any:
-        names = list(self.file.keys())
-        described = (self.file.metadata() or {}).get(STRUCTURE)
+        described = self.metadata.get(STRUCTURE)
         if described is None:
-            return {name: self.tensor(name) for name in names}
+            return {name: self.tensor(name) for name in sorted(self.entries)}
         try:
             structure = json.loads(described)
         except (ValueError, RecursionError) as error:
             raise self.misfit(f"it is not valid JSON: {error}") from None
-        self.unread = set(names)
         try:
             found = self.build(structure)
         except RecursionError:
@@ -315,13 +300,14 @@ class _Reader:
         raise self.misfit(f"it says {pair!r:.80}")
 
     def tensor(self, name: str) -> Any:
-        dtype = self.file.get_slice(name).get_dtype()
+        dtype, shape, start, nbytes = self.entries[name]
         if dtype not in DTYPES:
             raise TypeError(
                 f"{self.path}: tensor {name} has the dtype {dtype}, which cannot be read; valid: {', '.join(DTYPES)}"
             )
+        host = self.file.read(start, nbytes, f"tensor {name}").view(DTYPES[dtype])
         try:
-            return tp.to_backend(self.file.get_tensor(name), self.backend)
+            return tp.to_backend(host.reshape(shape), self.backend)
         except TypeError as error:
             raise TypeError(f"{self.path}: tensor {name}: {error}") from None
         except (ValueError, OverflowError) as error:  # a shape that the library does not support

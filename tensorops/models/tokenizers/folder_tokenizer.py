@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from tensorops._files import read_regular
 from tensorops.models._errors import missing
 from tensorops.models.files.gguf_types import TokenType
 
@@ -35,25 +37,21 @@ class _Folder:
         return ValueError(f"{self.path / name}: {problem}")
 
     def text(self, name: str, limit: int) -> str:
-        path = self.path / name
-        if path.exists() and not path.is_file():
-            raise self.error(name, "not a regular file")
-        with path.open("rb") as file:
-            content = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)  # reserves as much memory first
-        if len(content) > limit:
-            raise self.error(name, f"has more than {limit} bytes")
         try:
-            return content.decode()
+            return read_regular(self.path / name, limit).decode()
         except UnicodeDecodeError as error:
             raise self.error(name, "not UTF-8") from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self.error(name, str(error.strerror)) from error
 
     def config(self, name: str) -> dict[str, Any]:
         """Return the object in a JSON file, empty if there is no such file."""
-        if not (self.path / name).exists():
-            return {}
-        text = self.text(name, MAX_CONFIG_BYTES)
         try:
-            value = json.loads(text)
+            value = json.loads(self.text(name, MAX_CONFIG_BYTES))
+        except FileNotFoundError:
+            return {}
         except (ValueError, RecursionError) as error:
             raise self.error(name, f"not JSON: {error}") from error
         if not isinstance(value, dict):
@@ -195,7 +193,7 @@ def _generation_ends(folder: _Folder, generation: dict[str, Any], count: int) ->
 def _template(folder: _Folder, config: dict[str, Any]) -> tuple[str, str | None]:
     """Return the chat template and the file it is in."""
     name = "chat_template.jinja"
-    if (folder.path / name).exists():
+    with contextlib.suppress(FileNotFoundError):
         return name, folder.text(name, MAX_CONFIG_BYTES)
     name = "tokenizer_config.json"
     value = config.get("chat_template")

@@ -9,6 +9,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -402,6 +403,14 @@ def test_a_driver_is_tried_in_a_process_of_its_own_before_it_compiles_a_kernel(q
     monkeypatch.setattr(_drivers, "_reasons", {})
     monkeypatch.setattr(_drivers, "_TRIAL", code["abort"])
     assert _drivers.why_not(queue.device) == ""  # it is remembered, and not tried again
+    (remembered,) = tmp_path.rglob("opencl-drivers.json")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for damaged in ("[" * 100_000, "3", " " * (_drivers.MOST_BYTES + 1)):
+        remembered.write_text(damaged)
+        monkeypatch.setattr(_drivers, "_reasons", {})
+        assert _drivers.why_not(queue.device) == ""
+        assert [queue.device.name.strip()] == [name for _, name, *_ in json.loads(remembered.read_text())]
     _launch.forget_calls()
 
 
