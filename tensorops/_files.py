@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from io import BufferedReader
     from pathlib import Path
-    from typing import BinaryIO
 
 
 def cache_folder() -> Path:
@@ -29,7 +29,7 @@ class NotRegularError(OSError):
     """A path leads to something else than a regular file."""
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a regular file for reading bytes; a pipe without a writer does not make it wait.
 
     Raises

@@ -29,10 +29,13 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 import tokenizers
+from jinja2.ext import LoopControlExtension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from make_gguf import CHAT_TEMPLATE, SPECIAL, real_model, tokenizer_metadata, vocabulary, write_gguf
 from tensorops.models import GGUFError, Tokenizer, open_gguf
 from tensorops.models.files.gguf import GGUFFile
+from tensorops.models.tokenizers import chat
 from tensorops.models.tokenizers.merging import ByteEncoder
 from tensorops.models.tokenizers.pretokenizers import RULES
 
@@ -636,6 +639,116 @@ def test_chat_template_cannot_reach_python(tmp_path: Path, attack: str) -> None:
     # Where Jinja gives an undefined value instead of an error, nothing is to be seen of Python.
     assert text == ""
     assert messages == HELLO
+
+
+GROWING = "{% set n = namespace(x=START) %}{% for i in range(60) %}STEP{% endfor %}{{ n.x | string | length }}"
+ENDLESS = "{% set x = START %}{% for i in range(100000) %}{% for j in range(100000) %}STEP{% endfor %}{% endfor %}"
+
+
+def grown(step: str, start: str = "'a'") -> str:
+    return GROWING.replace("START", start).replace("STEP", step)
+
+
+def endless(step: str, start: str = "'a' * 1000000") -> str:
+    return ENDLESS.replace("START", start).replace("STEP", step)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ 'a' * 1000000000 }}",
+        "{{ 1000000000 * ['a'] }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 1000000000) }}",
+        "{{ '{x:{y}}'.format_map({'x': 1, 'y': 1000000000}) }}",
+        "{{ 'a'.rjust(1000000000) }}",
+        "{{ 'a'.zfill(1000000000) }}",
+        "{{ ('\t' * 1000).expandtabs(1000000) }}",
+        "{{ (1).to_bytes(1000000000) }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ ('a\nb' * 1000) | indent(1000000) }}",
+        "{{ [1, 2] | tojson(indent=1000000000) }}",
+        "{{ [1] | batch(1000000000, 'a') | list }}",
+        "{{ [1] | slice(1000000000) | list }}",
+        "{{ ('a' * 100000).replace('', 'a' * 100000) }}",
+        "{{ ('a' * 100000) | replace('a', 'a' * 100000) }}",
+        "{{ ('a' * 100000).join(['a'] * 100000) }}",
+        "{{ (['a'] * 10000) | join('a' * 1000000) }}",
+        "{{ ([[1] * 1000] * 10000) | sum(start=[]) }}",
+        grown("{% set n.x = n.x + n.x %}"),
+        grown("{% set n.x = n.x ~ n.x %}"),
+        grown("{% set n.x = [n.x, n.x] %}"),
+        grown("{% set n.x = (n.x, n.x) %}"),
+        grown("{% set n.x = {'a': n.x, 'b': n.x} %}"),
+        grown("{% set n.x = dict(a=n.x, b=n.x) %}"),
+        grown("{% set n.x = n.x + n.x %}", "['a']"),
+        grown("{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"),
+        grown("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{% set n.x = twice(n.x) %}"),
+        grown("{% set n.x = '%s%s' % (n.x, n.x) %}"),
+        grown("{% set n.x = '{0}{0}'.format(n.x) %}"),
+        grown("{% set n.x = n.x.replace('a', 'aa') %}"),
+        grown("{% set n.x = n.x | tojson | tojson %}"),
+        endless(""),
+        endless("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+        endless("{{ x == 'b' * 1000000 }}"),
+        endless("{{ 'b' in x }}"),
+        endless("{{ x[1:] is lower }}"),
+        endless("{{ x | upper | length }}"),
+        endless("{{ x.find('b') }}"),
+        endless("{{ x.count('b') }}", "['a'] * 10000"),
+        endless("{{ x.next() }}", "cycler('a', 'b')"),
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for x in [1, 2] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_chat_template_has_a_budget(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorops.models.tokenizers.sandbox.LEAST", 1 << 23)  # by which a loop ends in less time
+    tokenizer = build(tmp_path, chat_template=attack)
+    tracemalloc.start()
+    try:
+        with pytest.raises(GGUFError, match=r"SecurityError: it takes more steps or memory than a conversation"):
+            tokenizer.apply_chat_template(HELLO)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 25
+
+
+@pytest.mark.parametrize("attack", ["{{ 2 ** 100000 }}", grown("{% set n.x = n.x * n.x %}", "3")])
+def test_chat_template_computes_no_long_numbers(attack: str, tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match=r"SecurityError: a number is too long"):
+        build(tmp_path, chat_template=attack).apply_chat_template(HELLO)
+
+
+def test_chat_template_prints_no_namespaces(tmp_path: Path) -> None:
+    attack = grown("{% set n.x = namespace(a=n.x, b=n.x) %}")
+    assert build(tmp_path, chat_template=attack).apply_chat_template(HELLO) == str(len("<namespace>"))
+
+
+def test_published_chat_templates_are_within_their_budget() -> None:
+    """Conversations of any length render as in Jinja's own sandbox."""
+    function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"words {i} " * 40} for i in range(801)]
+    rendered = 0
+    for path in sorted((llama_cpp_vocabularies() / "templates").glob("*.jinja")):
+        source = path.read_text(encoding="utf-8")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, chat._Generation]
+        )
+        environment.globals |= {"raise_exception": chat._raise_exception, "strftime_now": chat._strftime_now}
+        environment.filters["tojson"] = chat._to_json
+        for count, tools in ((1, None), (3, [{"type": "function", "function": function}]), (801, None)):
+            options = {"tools": tools, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"}
+            try:
+                expected = environment.from_string(source).render(messages=turns[:count], **options)
+            except Exception:  # it is a program, and no conversation is right for all
+                continue
+            assert chat.render_chat(source, turns[:count], **options) == expected, path.name
+            rendered += 1
+    assert rendered > 100
 
 
 @pytest.mark.parametrize(

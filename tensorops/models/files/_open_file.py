@@ -69,7 +69,7 @@ class OpenFile:
         try:
             self._file = open_regular(path)
         except NotRegularError as error:
-            raise GGUFError(self.path, "file", error.strerror) from None
+            raise GGUFError(self.path, "file", str(error.strerror)) from None
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size

@@ -11,7 +11,8 @@ from tensorops.models._errors import missing
 try:
     from jinja2 import TemplateError
     from jinja2.ext import Extension, LoopControlExtension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from .sandbox import BoundedEnvironment
 except ImportError as error:
     raise missing("jinja2") from error
 
@@ -44,7 +45,7 @@ def render_chat(
     """Render a conversation with a chat template.
 
     The template comes from the file, so it runs in Jinja's sandbox: it cannot access Python's internals or anything
-    outside its arguments. It can still take long; the sandbox does not prevent that.
+    outside its arguments, and its memory and steps are bounded (`sandbox.py`).
 
     Parameters
     ----------
@@ -65,14 +66,14 @@ def render_chat(
         The rendered text.
     """
     # Published templates are written for these settings.
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _to_json
-    compiled = environment.from_string(template)
-    return compiled.render(
+    return environment.render(
+        template,
         messages=list(messages),
         add_generation_prompt=add_generation_prompt,
         tools=None if tools is None else list(tools),
