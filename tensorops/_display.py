@@ -28,6 +28,23 @@ def printable_lines(text: object) -> str:
     return "\n".join(map(printable, str(text).split("\n")))
 
 
+def without_controls(text: str) -> str:
+    r"""Return a text whose control characters, other than line ends and tabs, are escaped as in Python.
+
+    What is not printable for other reasons stays, such as the joiners inside of emoji.
+
+    Examples
+    --------
+    >>> from tensorops._display import without_controls
+    >>> print(without_controls("\x1b[2J\x9b2J \N{WOMAN}\N{ZERO WIDTH JOINER}\N{ROCKET}"))
+    \x1b[2J\x9b2J 👩‍🚀
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 def shortened(text: object, length: int = 200) -> str:
     """Return a printable text, without its middle if it is too long for a message.
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tensorops import __version__
+from tensorops._display import printable_lines
 from tensorops._messages import installing
 from tensorops.cli import INTERRUPTED
 
@@ -52,6 +53,10 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            # Names and texts of files are in it; no other attribute is what all kinds of errors show.
+            error.message = printable_lines(error.message)  # type: ignore[misc]
+            raise
         except ModuleNotFoundError as error:
             from tensorops.backends.probing import REQUIREMENTS
 

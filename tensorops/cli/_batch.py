@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorops.cli import _model
-from tensorops.cli._options import checked_text, messages
+from tensorops.cli._options import checked_text, messages, write_json
 
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel
@@ -54,7 +53,7 @@ def write(network: LanguageModel, texts: list[Text], name: str, max_batch: int, 
                 right[step[0]].added.append(step[1])
             number += not text.error
             if not network.mpi_rank:  # the first rank says the same
-                click.echo(json.dumps(_answer(text, network.tokenizer, options.get("stop", ())), ensure_ascii=False))
+                write_json(_answer(text, network.tokenizer, options.get("stop", ())))
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     if network.mpi_rank:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,7 @@ from rich import markup
 from rich.console import Console
 from rich.text import Text
 
-from tensorops._display import Table, printable, printable_lines, wrapped
+from tensorops._display import Table, printable, printable_lines, without_controls, wrapped
 from tensorops._messages import nearest
 from tensorops.backends.registry import all_backends, resolve
 from tensorops.libraries import Backend
@@ -29,6 +32,17 @@ messages = Console(stderr=True)  # messages about the work; results go to standa
 def escape(text: object) -> str:
     """Return external text escaped, so that neither Rich nor the terminal interprets anything in it."""
     return markup.escape(printable_lines(text))
+
+
+def write(text: str) -> None:
+    """Write a text of a model to standard output: a terminal gets no control characters, a pipe all bytes."""
+    click.echo(without_controls(text) if sys.stdout.isatty() else text, nl=False)
+
+
+def write_json(value: Any, indent: int | None = None) -> None:
+    """Write a line of JSON to standard output, without the control characters that JSON allows."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    click.echo(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def say(console: Console, text: object, *, label: str = "", indent: int = 0) -> None:

@@ -18,7 +18,7 @@ from tensorops._messages import describe_error
 from tensorops.cli import _model
 from tensorops.cli._memory import shortage_told
 from tensorops.cli._model_options import network_options, sampling, sampling_options
-from tensorops.cli._options import checked_text, escape, messages, model_path, text
+from tensorops.cli._options import checked_text, escape, messages, model_path, text, write
 from tensorops.cli._progress import ReadingBar
 from tensorops.libraries import Backend
 
@@ -200,7 +200,7 @@ def answer(conversation: Conversation, message: str) -> None:
     try:
         with interrupts_noted() as is_stopped, shortage_told(), ReadingBar() as bar:
             for piece in conversation.reply(checked_text(message), watch, is_stopped, bar):
-                click.echo(piece, nl=False)
+                write(piece)
     except (RefusalError, ValueError) as error:
         note(str(error))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from tensorops._providers import GENERIC
 from tensorops.cli import _batch, _model, _prompt_file
 from tensorops.cli._memory import require_cache, shortage_told
 from tensorops.cli._model_options import network_options, sampling, sampling_options
-from tensorops.cli._options import checked_text, messages, model_option, model_path, text
+from tensorops.cli._options import checked_text, messages, model_option, model_path, text, write, write_json
 from tensorops.cli._progress import ReadingBar
 from tensorops.libraries import Backend
 
@@ -203,7 +202,7 @@ class _Writer:
         seed = None if self.options["seed"] is None else self.options["seed"] + number
         streams = not (self.as_json or network.mpi_rank)  # the first rank says the same
         if streams:
-            click.echo(self.shown, nl=False)
+            write(self.shown)
         watch, written = _model.Stopwatch(), list[str]()
         added: list[int] = []
 
@@ -218,7 +217,7 @@ class _Writer:
             for piece in until(pieces, stops) if stops else pieces:
                 written.append(piece)
                 if streams:
-                    click.echo(piece, nl=False)
+                    write(piece)
         if streams:
             click.echo()
         is_stopped = any(stop in network.tokenizer.decode(added) for stop in stops)
@@ -230,7 +229,7 @@ class _Writer:
         if network.mpi_rank:
             return
         if self.as_json:
-            click.echo(json.dumps(answer, ensure_ascii=False))
+            write_json(answer)
         self._say(watch, "--stop" if is_stopped else self._end(len(added)))
 
     def _end(self, count: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorops.cli import _memory, _model
-from tensorops.cli._options import escape, print_table, require_configuration, say
+from tensorops.cli._options import escape, print_table, require_configuration, say, write_json
 from tensorops.hardware.cpu import available_memory
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def models(path: Path | None, as_json: bool) -> None:
         raise click.ClickException(str(error)) from None
     facts = supported() if path is None else described(path, as_json)
     if as_json:
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        write_json(facts, indent=2)
     elif path is None:
         print_supported(Console(), facts)
     else:
@@ -100,7 +99,7 @@ def described(path: Path, as_json: bool) -> dict[str, Any]:
     except (ImportError, OSError, ValueError) as error:
         if not as_json:
             raise click.ClickException(str(error)) from None
-        click.echo(json.dumps({"path": str(path), "loads": False, "reason": str(error)}, indent=2))
+        write_json({"path": str(path), "loads": False, "reason": str(error)}, indent=2)
         click.get_current_context().exit(1)
     return facts
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ pytest.importorskip("safetensors")
 
 from click.testing import CliRunner
 
-from tensorops.cli import _memory, _progress
+from tensorops.cli import _memory, _options, _progress
 from tensorops.cli._app import app
 from tensorops.models import LanguageModel, load_safetensors, memory, save_safetensors
 from tensorops.models.files._open_file import watch_reads
@@ -302,6 +304,43 @@ def test_packed_weights_take_what_they_take_in_the_file(tmp_path, kind):
     assert memory.weights_bytes(tensors, "numpy") == floats
     if "cpu" in get_available_backends():
         assert memory.weights_bytes(tensors, "cpu") == stored
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_what_a_model_says_controls_no_terminal(stream, monkeypatch):
+    said = "a\x1b]0;title\x07\x9b31m\x7f\r\n\tb \N{WOMAN}\N{ZERO WIDTH JOINER}\N{ROCKET}"
+    shown = r"a\x1b]0;title\x07\x9b31m\x7f\r" + "\n\tb \N{WOMAN}\N{ZERO WIDTH JOINER}\N{ROCKET}"
+    monkeypatch.setattr("sys.stdout", stream())
+    _options.write(said)
+    assert sys.stdout.getvalue() == (shown if stream is Terminal else said)
+
+
+def test_what_a_file_says_controls_no_terminal(path, tmp_path):
+    """Its tokens, in JSON, and its keys, in errors."""
+    tokens = make_gguf.llama_metadata() | make_gguf.tokenizer_metadata()
+    names = tokens["tokenizer.ggml.tokens"]
+    kinds = tokens["tokenizer.ggml.token_type"]
+    names[3:] = [f"\x1b]0;{i}\x07\x9b\x7f" for i in range(3, len(names))]
+    kinds[3:] = [4] * (len(kinds) - 3)  # as they are
+    names[5] = names[3] + names[4]
+    tokens["tokenizer.ggml.merges"] = [f"{names[3]} {names[4]}"]
+    hostile = make_gguf.write_gguf(tmp_path / "hostile.gguf", tokens, make_gguf.llama_arrays())
+    result = generate(hostile, "--json", prompt=names[6])
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout) is None
+    assert json.loads(result.stdout)["text"].startswith("\x1b]0;")
+    key = "\x1b[31m\x9bkey"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 1, key: 5}))
+    for command in (["generate", "a", f"--model={tmp_path}", "--backend=numpy"], ["models", str(tmp_path)]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 1
+        assert r"\x1b[31m\x9bkey" in result.output
+        assert re.search(r"[\x1b\x9b]", result.output) is None
 
 
 def test_a_full_memory_is_one_line(path, monkeypatch):
