@@ -6,6 +6,7 @@ with the expected ids of some texts.
 
 from __future__ import annotations
 
+import base64
 import copy
 import ctypes
 import functools
@@ -317,6 +318,43 @@ def write_folder(folder: Path, **files: Any) -> Path:
         if content is not None:
             (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def mapping(size: int, content: bytes) -> dict[str, Any]:
+    encoded = base64.b64encode(struct.pack("<I", size) + content).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": encoded}
+
+
+@pytest.mark.parametrize(
+    ("normalizers", "message"),
+    [
+        ([replacing({"String": "a"}, "a" * 10)] * 10, r"normalizer: a text may become 1e\+10 times as long"),
+        ([replacing({"Regex": ""}, "a" * 10_000)], r"normalizer: a text may become 1e\+04 times as long"),
+        ([{"type": "Prepend", "prepend": "a" * 10}] * 10, r"normalizer: a text may become 3e\+10 times as long"),
+        ([{"type": "NFKD"}] * 9, r"normalizer: a text may become 2e\+11 times as long"),
+        ([mapping(8, b"\0" * 8 + b"a" * 10_000)], r"normalizer: a text may become 1e\+04 times as long"),
+        ([mapping(2**31, b"\0" * 6)], r"precompiled_charsmap: 2147483648 bytes, but it has 6"),
+    ],
+)
+def test_a_normalizer_takes_memory_in_proportion(normalizers: list[Any], message: str, tmp_path: Path) -> None:
+    content = json.dumps(tokenizer_json(normalizer={"type": "Sequence", "normalizers": normalizers}))
+    for text in (content, content.replace("compiled", "comp\\u0069led")):  # the same for a reader of JSON
+        write_folder(tmp_path)
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"tokenizer\.json: {message}"):
+            Tokenizer.from_folder(tmp_path)
+
+
+def test_a_panic_of_the_package_tokenizers_is_a_value_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$b"}, "behavior": "Isolated", "invert": False}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=split)))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*retry-limit"):
+        tokenizer.encode("a" * 40)
+    capfd.readouterr()  # its message
 
 
 def test_a_folder_is_like_the_same_gguf_file(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import math
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorops._files import read_regular
 from tensorops.models._errors import missing
@@ -19,12 +22,17 @@ try:
 except ImportError as error:
     raise missing("tokenizers") from error
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 __all__ = ["read_folder_tokenizer"]
 
 # The largest files in use are a tenth of this.
 MAX_TOKENIZER_BYTES = 1 << 28
 MAX_CONFIG_BYTES = 1 << 24
 MAX_UNUSED_IDS = 1 << 16
+MOST_GROWTH = 1 << 10
+FILE = "tokenizer.json"
 
 
 class _Folder:
@@ -75,7 +83,7 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
     template_file, template = _template(folder, config)
     return TokenizerParts(
         vocabulary=vocabulary,
-        encode=lambda text: list(fast.encode(text, add_special_tokens=False).ids),
+        encode=_encoding(folder, fast),
         before=before,
         after=after,
         bos_id=bos,
@@ -90,20 +98,82 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
 
 
 def _fast_tokenizer(folder: _Folder) -> Any:
-    name = "tokenizer.json"
-    source = folder.text(name, MAX_TOKENIZER_BYTES)
-    try:
+    source = folder.text(FILE, MAX_TOKENIZER_BYTES)
+    # The keys of the object are written in ASCII, with or without escapes.
+    if "precompiled_charsmap" in source or re.search(r"\\u00[4-7]", source):
+        _check_character_maps(folder, source)
+    with _panics_told(folder):
         fast = FastTokenizer.from_str(source)
         fast.no_truncation()
         fast.no_padding()
+    normalizer = {} if fast.normalizer is None else json.loads(fast.normalizer.__getstate__())
+    if (growth := _growth(normalizer)) > MOST_GROWTH:
+        raise folder.error(FILE, f"normalizer: a text may become {growth:.0e} times as long")
+    with _panics_told(folder):
         fast.encode("a b", add_special_tokens=True)
-    except Exception as error:
-        raise folder.error(name, str(error)) from error
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # that of Rust is no Exception
-            raise
-        raise folder.error(name, str(error)) from error
     return fast
+
+
+def _encoding(folder: _Folder, fast: Any) -> Callable[[str], list[int]]:
+    def encode(text: str) -> list[int]:
+        with _panics_told(folder):
+            return list(fast.encode(text, add_special_tokens=False).ids)
+
+    return encode
+
+
+@contextlib.contextmanager
+def _panics_told(folder: _Folder) -> Iterator[None]:
+    """Make an error of what the package tokenizers says of a file; a panic of Rust is no Exception."""
+    try:
+        yield
+    except Exception as error:
+        raise folder.error(FILE, str(error)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise folder.error(FILE, str(error)) from error
+
+
+def _check_character_maps(folder: _Folder, source: str) -> None:
+    """Refuse a map of characters that is said to be longer than it is: the package takes as much memory first."""
+    try:
+        places: list[Any] = [json.loads(source)]
+    except (ValueError, RecursionError):
+        return  # the package says what is wrong
+    for place in places:
+        inner = place.values() if isinstance(place, dict) else place
+        places += [each for each in inner if isinstance(each, dict | list)]
+        if isinstance(place, dict) and isinstance(encoded := place.get("precompiled_charsmap"), str):
+            size, rest = _character_map(encoded)
+            if size > len(rest):
+                raise folder.error(FILE, f"precompiled_charsmap: {size} bytes, but it has {len(rest)}")
+
+
+def _character_map(encoded: str) -> tuple[int, bytes]:
+    """Return the size that SentencePiece's map of characters begins with, and the bytes after it."""
+    try:
+        content = base64.b64decode(encoded)
+    except ValueError:
+        return 0, b""
+    return int.from_bytes(content[:4], "little"), content[4:]
+
+
+def _growth(normalizer: dict[str, Any]) -> float:
+    """Return how many times as long a text may become."""
+    kind = normalizer.get("type")
+    if kind == "Sequence":
+        return math.prod(map(_growth, normalizer["normalizers"]))
+    if kind == "Replace":
+        pattern = normalizer["pattern"].get("String")  # a regular expression may fit between any two characters
+        added = len(normalizer["content"])
+        return max(added / len(pattern), 1.0) if pattern else 1.0 + added
+    if kind == "Prepend":
+        return 1.0 + len(normalizer["prepend"])
+    if kind == "Precompiled":
+        size, rest = _character_map(normalizer["precompiled_charsmap"])
+        return float(max(len(text) for text in rest[size:].split(b"\0")))
+    return 18.0 if kind in ("NFKC", "NFKD") else 3.0 if kind in ("BertNormalizer", "NFC", "NFD") else 1.0
 
 
 def _vocabulary(folder: _Folder, fast: Any) -> tuple[Vocabulary, bool]:
