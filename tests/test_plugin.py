@@ -319,6 +319,10 @@ ENDLESS = {
         "import os; os._exit(7)",
         "RuntimeError: a process importing odd exited with 7 (no output)",
     ),
+    "a module that ends the process without an error": (
+        "import os; os._exit(0)",
+        "RuntimeError: a process importing odd exited with 0 before its end",
+    ),
     "a module that crashes": (
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
         "RuntimeError: a process importing odd was ended by signal 9 (no output)",

@@ -39,6 +39,7 @@ PLUGIN_SECONDS = 20.0
 REQUIREMENTS = ("array_api_compat", "ml_dtypes", "opt_einsum")
 """Packages that tensorops needs, besides NumPy; a source tree without an installation may lack them."""
 
+_DONE = 42  # the child's exit status when all of it has run, as libraries that end programs may say 0
 _UNKNOWN = 3  # the child's exit status for a backend that only this process has registered
 _NO_ANSWER = 2**31  # not a valid exit status
 
@@ -308,7 +309,7 @@ def _run(code: str, arguments: Sequence[str], seconds: float, unset: Set[str] = 
     if not sys.executable or getattr(sys, "frozen", False):
         return None, ""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    program = _ARGUMENTS + code
+    program = f"{_ARGUMENTS}{code}\nsys.exit({_DONE})"
     environment = {name: value for name, value in _environment().items() if name not in unset}
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
         complaints = Path(folder, "complaints")
@@ -337,6 +338,10 @@ def _run(code: str, arguments: Sequence[str], seconds: float, unset: Set[str] = 
             return _NO_ANSWER, f"gave no answer within {seconds:g} seconds"
         said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
         how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+        if status == _DONE:
+            return 0, ""
+        if status == 0:  # something in it ends programs, as if all were well
+            return 1, "exited with 0 before its end"
         return status, f"{how} ({printable(said[-1].strip())})"
 
 
@@ -375,7 +380,7 @@ def load_plugin(name: str, value: str, group: str) -> None:
     load_plugins_of("")  # if it asks for a backend, do not load the others
     with contextlib.suppress(BaseException):
         made_by(EntryPoint(name, value, group))
-    os._exit(0)
+    os._exit(_DONE)
 
 
 def answer(owner: str, name: str, options: str, path: str) -> None:
@@ -393,7 +398,7 @@ def answer(owner: str, name: str, options: str, path: str) -> None:
     verified = found.verified and found.verified.isoformat()
     said = {"reason": found.reason, "remedy": found.remedy, "misconfigured": found.misconfigured, "verified": verified}
     Path(path).write_text(json.dumps(said), encoding="utf-8")
-    os._exit(0)  # the libraries' regular shutdown takes time and proves nothing
+    os._exit(_DONE)  # the libraries' regular shutdown takes time and proves nothing
 
 
 _hooks.refuse_plugin.append(refuse_hanging_plugin)
