@@ -2,14 +2,16 @@
 #define TENSOROPS_BUILDS_LIBRARY
 #include "tensorops/backends.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <string>
-#include <thread>
+#include <string_view>
+#include <vector>
 #if !defined(_WIN32)
 #include <unistd.h>
 #endif
@@ -27,6 +29,41 @@ thread_local std::string error_text;
 int fail(const std::string& text) {
     error_text = text;
     return -1;
+}
+
+// How many characters must be inserted, deleted or replaced to turn one text into another, in any case of letters
+std::size_t edit_distance(std::string_view from, std::string_view to) {
+    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+    std::vector<std::size_t> row(to.size() + 1);  // the distances to the beginnings of `to`
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (const char c : from) {
+        std::size_t diagonal = row[0]++;
+        for (std::size_t i = 0; i < to.size(); ++i) {
+            const std::size_t replaced = diagonal + (lower(c) != lower(to[i]));
+            diagonal = row[i + 1];
+            row[i + 1] = std::min({replaced, row[i] + 1, diagonal + 1});
+        }
+    }
+    return row.back();
+}
+
+// "there is no operator 'rmsnorm' (did you mean 'rms_norm'?); valid names: silu, rms_norm"
+Reason unknown(const char* kind, std::string_view name, const std::vector<std::string_view>& valid) {
+    std::string_view nearest;
+    std::size_t least = (name.size() + 2) / 3;  // a suggestion differs in less than a third of the letters
+    std::string names;
+    for (const std::string_view each : valid) {
+        names.append(names.empty() ? "" : ", ").append(each);
+        const std::size_t distance = edit_distance(name, each);
+        if (distance < least) {
+            least = distance;
+            nearest = each;
+        }
+    }
+    std::string text = std::string("there is no ") + kind + " '";
+    text.append(name).append("'");
+    if (!nearest.empty()) text.append(" (did you mean '").append(nearest).append("'?)");
+    return text + "; valid names: " + names;
 }
 
 // ------------------------------------------------------------------------------------------------------ tensors
@@ -144,10 +181,16 @@ class TensorCall : public Call {
     void run(std::int64_t, void (*work)(const void*), const void* context) override { work(context); }
 
   private:
+    Reason unknown_parameter(const char* name) const {
+        std::vector<std::string_view> names;
+        for (const Parameter& parameter : op.parameters) names.push_back(parameter.name);
+        return unknown("parameter", name, names);
+    }
+
     Reason read_argument(const TensoropsTensor& given, View& view) {
         if (!given.name) return "has an argument without a name";
         const int place = op.find(given.name);
-        if (place < 0) return "has no parameter " + std::string(given.name);
+        if (place < 0) return unknown_parameter(given.name);
         if (!given.tensor) return {};
         if (Reason reason = view.read(*given.tensor, !describes_); !reason.empty())
             return std::string(given.name) + " " + reason;
@@ -158,7 +201,7 @@ class TensorCall : public Call {
     Reason read_option(const TensoropsOption& option) {
         if (!option.name) return "has an option without a name";
         const int place = op.find(option.name);
-        if (place < 0) return "has no parameter " + std::string(option.name);
+        if (place < 0) return unknown_parameter(option.name);
         Value& v = values[place];
         switch (option.kind) {
             case TENSOROPS_NUMBER:
@@ -190,7 +233,7 @@ class TensorCall : public Call {
     Reason read_result(const TensoropsTensor& given) {
         if (!given.name || !given.tensor) return "has a result without a name or tensor";
         const auto found = std::find(op.results.begin(), op.results.end(), given.name);
-        if (found == op.results.end()) return "has no result " + std::string(given.name);
+        if (found == op.results.end()) return unknown("result", given.name, {op.results.begin(), op.results.end()});
         const auto place = static_cast<std::size_t>(found - op.results.begin());
         if (tensors_[place]) return "has the result " + *found + " twice";
         tensors_[place] = given.tensor;
@@ -214,11 +257,22 @@ class TensorCall : public Call {
     DLTensor* tensors_[kMostResults] = {};
 };
 
+// The operator of this name; null with an error if there is none for programs in C
+const Operator* public_operator(const char* name) {
+    const Operator* op = name ? find_operator(name) : nullptr;
+    if (op && op->callers == Callers::all) return op;
+    std::vector<std::string_view> names;
+    for (const Operator* each : operators())
+        if (each->callers == Callers::all) names.push_back(each->name);
+    fail(unknown("operator", name ? name : "", names));
+    return nullptr;
+}
+
 int call_operator(const TensoropsCall* given, bool describes) try {
     if (!given || given->size < sizeof(TensoropsCall) || !given->name)
         return fail("the call is null, has no name, or is of an unknown version");
-    const Operator* op = find_operator(given->name);
-    if (!op || op->callers != Callers::all) return fail("there is no operator " + std::string(given->name));
+    const Operator* op = public_operator(given->name);
+    if (!op) return -1;
     TensorCall call(*op, *given, describes);
     Reason reason = call.read();
     if (reason.empty()) reason = tensorops::call_operator(call);
@@ -324,12 +378,12 @@ const TensoropsBackend* tensorops_backend_at(size_t index) {
 
 const TensoropsBackend* tensorops_backend(const char* name) {
     const std::lock_guard<std::mutex> lock(registry().mutex);
-    std::string names;
+    std::vector<std::string_view> names;
     for (const TensoropsBackend& backend : registry().all) {
         if (name && std::strcmp(backend.name, name) == 0) return &backend;
-        names += std::string(names.empty() ? "" : ", ") + backend.name;
+        names.push_back(backend.name);
     }
-    fail("there is no backend '" + std::string(name ? name : "") + "'; valid names: " + names);
+    fail(unknown("backend", name ? name : "", names));
     return nullptr;
 }
 
@@ -378,10 +432,8 @@ const char* tensorops_operator_at(size_t index) {
 }
 
 const char* tensorops_signature(const char* name) {
-    const Operator* op = name ? find_operator(name) : nullptr;
-    if (op && op->callers == Callers::all) return op->whole_signature.c_str();
-    fail("there is no operator " + std::string(name ? name : ""));
-    return nullptr;
+    const Operator* op = public_operator(name);
+    return op ? op->whole_signature.c_str() : nullptr;
 }
 
 int tensorops_set_num_threads(int threads) {

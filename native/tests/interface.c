@@ -90,8 +90,26 @@ static void refusals(void) {
     require(fabs(y[3] - 4 / (1 + exp(-4.0))) < 1e-6, "silu is silu");
     memset(y, 0, sizeof y);
 
-    require(call("swish", argument, 1, result, 1, NULL, 0) != 0 && says("no operator swish"), "names are known");
-    require(call("copy", argument, 1, result, 1, NULL, 0) != 0 && says("no operator copy"), "steps are private");
+    require(call("swish", argument, 1, result, 1, NULL, 0) != 0 && says("no operator 'swish'; valid names: "),
+            "names are known");
+    require(says(", silu, ") && says(", rms_norm, ") && !says("copy"), "all of them");
+    require(call("copy", argument, 1, result, 1, NULL, 0) != 0 && says("no operator 'copy'"), "steps are private");
+    const char* near[][2] = {{"SoftMax", "(did you mean 'softmax'?)"},
+                             {"layernorm", "(did you mean 'layer_norm'?)"},
+                             {"rms_nrom_vjp", "(did you mean 'rms_norm_vjp'?)"}};
+    for (int i = 0; i < 3; ++i) {
+        require(call(near[i][0], argument, 1, result, 1, NULL, 0) != 0 && says(near[i][1]),
+                "similar names are suggested");
+        tensorops_set_error("");
+        require(tensorops_signature(near[i][0]) == NULL && says(near[i][1]), "and where a signature is asked for");
+    }
+    const TensoropsTensor misnamed[] = {{"X", &t}}, misnamed_result[] = {{"out", &r}};
+    require(call("softmax", misnamed, 1, result, 1, NULL, 0) != 0 &&
+                says("softmax: there is no parameter 'X' (did you mean 'x'?); valid names: x, axis, where, dtype"),
+            "names of arguments are listed");
+    require(call("softmax", argument, 1, misnamed_result, 1, NULL, 0) != 0 &&
+                says("softmax: there is no result 'out'; valid names: y"),
+            "names of results are listed");
     require(call(NULL, argument, 1, result, 1, NULL, 0) != 0, "a name is needed");
     require(tensorops_call(NULL, NULL) != 0, "a call is needed");
     TensoropsCall small = {8, "silu", argument, 1, result, 1, NULL, 0};
@@ -143,7 +161,7 @@ static void refusals(void) {
     options[2].value.integers.count = 3;
     options[5].value.integer = 5;
     options[6].value.text = "float128";
-    const char* what[] = {"no parameter alpha",
+    const char* what[] = {"no parameter 'alpha'; valid names: x, axis, where, dtype",
                           "without a text",
                           "without its integers",
                           "unknown kind",

@@ -185,6 +185,9 @@ int main() {
     const Backend cpu = registry.get_backend("cpu");
     require(registry.is_backend_available("cpu") && !registry.is_backend_available("tpu"), "cpu is available");
     refuses("there is no backend 'tpu'; valid names: cpu", [&] { registry.get_backend("tpu"); });
+    const std::vector<std::string> names = get_operators();
+    require(std::find(names.begin(), names.end(), "rope") != names.end() && get_signature("silu") == "x -> y", "names");
+    refuses("there is no operator 'silo' (did you mean 'silu'?); valid names: ", [&] { get_signature("silo"); });
     require(cpu.supports_data_type(kBfloat16) && !cpu.supports_data_type({kDLFloat, 8, 1}), "its dtypes");
     require(!cpu.needs_gpu() && cpu.get_max_memory() != 0 && cpu.get_max_shared_memory() == 0, "its memory");
     require(cpu.get_compile_flags().find("-O") != std::string::npos, "its flags");

@@ -1,6 +1,7 @@
 // The registry of backends, in C++17: classes over backends.h. Functions throw tensorops::Error.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -25,6 +26,20 @@ struct Option : TensoropsOption {
         value.integers = {all.data(), all.size()};
     }
 };
+
+// The names of the operators of the backend `cpu`
+inline std::vector<std::string> get_operators() {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < tensorops_operator_count(); ++i) names.emplace_back(tensorops_operator_at(i));
+    return names;
+}
+
+// An operator's parameters and results, such as "x, weight=None, eps=1e-06, *, axis=-1 -> y"
+inline std::string get_signature(const std::string& name) {
+    const char* signature = tensorops_signature(name.c_str());
+    if (!signature) throw Error(tensorops_error());
+    return signature;
+}
 
 class Backend {
   public:

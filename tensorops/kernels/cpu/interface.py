@@ -41,7 +41,8 @@ def get_library() -> str:
     Returns
     -------
     str
-        The file; link it by its name, or its folder by ``-L`` and ``-ltensorops``.
+        The file to link, or its folder by ``-L`` with ``-ltensorops`` on Linux. When a program starts, it looks for the
+        file's name, which has the version of the interface: give the linker its folder by ``-rpath``.
 
     Raises
     ------
@@ -59,7 +60,7 @@ def get_library() -> str:
     >>> ctypes.CDLL(tensorops.get_library()).tensorops_interface_version()
     1
     """
-    name = {"win32": "tensorops.dll", "darwin": "libtensorops.dylib"}.get(sys.platform, "libtensorops.so")
+    name = {"win32": "tensorops.dll", "darwin": "libtensorops.1.dylib"}.get(sys.platform, "libtensorops.so.1")
     return str(_installed() / "lib" / name)
 
 
