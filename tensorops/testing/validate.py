@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from tensorops._display import Displayed, Table
-from tensorops._messages import nearest
+from tensorops._display import Displayed, Table, shortened
+from tensorops._messages import describe_error, nearest
 from tensorops._trees import map_arrays
 from tensorops._validation import shown
 from tensorops.backends.registry import BackendUnavailableError, resolve
-from tensorops.libraries import Backend
+from tensorops.libraries import Backend, Library, library_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,18 @@ Status: TypeAlias = Literal["ran", "differs", "failed", "refused", "unavailable"
 AS_GIVEN = "as given"
 ITSELF = "numpy in float64"
 """Where a function without a reference is its own."""
+
+_REASON = 80
+"""The length of a printed reason, which shares its line with the other columns."""
+
+_UNDER_JIT = {
+    "TracerBoolConversionError": "a branch on a value of an array: use xp.where",
+    "TracerArrayConversionError": "NumPy was called with an array: take functions from xp",
+    "TracerIntegerConversionError": "a value of an array is an index or a size in Python: keep it an array",
+    "NonConcreteBooleanIndexError": "a mask is an index, so the shape depends on values: use xp.where",
+    "ConcretizationTypeError": "a number is taken out of an array, as by float(x): keep it an array",
+}
+"""What to do about JAX's errors, whose messages fill a page; `xp` is the namespace of the array."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +52,11 @@ class ValidationRow:
         The floating dtype of the inputs; several if they differ, ``"-"`` if there is none.
     status : {"ran", "differs", "failed", "refused", "unavailable"}
         ``"ran"``: the result, if it was compared, matches that of `compared_with`. ``"differs"``: it does not.
-        ``"failed"``: the function or its reference raised. ``"refused"``: the backend cannot take the inputs, for
-        example if it lacks their dtype. ``"unavailable"``: the backend cannot compute here.
+        ``"failed"``: the function or its reference raised, or arrays of another library were among its results or
+        among the arguments of an operator. ``"refused"``: the backend cannot take the inputs, for example if it lacks
+        their dtype. ``"unavailable"``: the backend cannot compute here.
     reason : str
-        Why the status is not ``"ran"``, or why nothing was compared.
+        Why the status is not ``"ran"``, or why nothing was compared; one line, shortened where a report is printed.
     compared_with : str
         ``"reference"``, or ``"numpy in float64"`` for the function itself; empty if nothing was compared.
     kernels : dict of str to tuple of str
@@ -52,6 +65,8 @@ class ValidationRow:
         The largest error in units in the last place of the result's dtype; see `tensorops.testing.ulp_error`.
     max_relative_error : float or None
         The largest error relative to the expected value.
+    jit : bool
+        Whether the function was compiled by the library, with its arrays traced.
     """
 
     backend: str
@@ -62,6 +77,7 @@ class ValidationRow:
     kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     max_ulp: float | None = None
     max_relative_error: float | None = None
+    jit: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +91,7 @@ class ValidationReport(Displayed):
     reference : str
         What the results were compared with.
     rows : tuple of ValidationRow
-        One per backend and dtype.
+        One per backend and dtype, and one more under a library's `jit`.
     """
 
     function: str
@@ -84,9 +100,10 @@ class ValidationReport(Displayed):
 
     @property
     def ok(self) -> bool:
-        """Whether a result was compared, and no backend failed, differed or was unavailable; it may refuse a dtype."""
+        """Whether a result was compared, and every row ran; a backend may refuse a dtype if it ran in another."""
         compared = any(row.compared_with for row in self.rows)
-        return compared and all(row.status in ("ran", "refused") for row in self.rows)
+        ran = {row.backend for row in self.rows if row.status == "ran"}
+        return compared and all(row.status in ("ran", "refused") and row.backend in ran for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, for JSON; an infinite error is ``None``."""
@@ -111,8 +128,9 @@ class ValidationReport(Displayed):
 
 def _cells(row: ValidationRow) -> tuple[str, ...]:
     kernels = ", ".join(f"{name}: {'/'.join(ran)}" for name, ran in row.kernels.items())
-    reason = " ".join(row.reason.split())
-    return (row.backend, row.dtype, row.status, _number(row.max_ulp), _number(row.max_relative_error), kernels, reason)
+    backend = f"{row.backend} under jit" if row.jit else row.backend
+    errors = (_number(row.max_ulp), _number(row.max_relative_error))
+    return (backend, row.dtype, row.status, *errors, kernels, shortened(row.reason, _REASON))
 
 
 def _finite(value: float | None) -> float | None:
@@ -130,6 +148,7 @@ def validate(
     backends: Collection[str] | None = None,
     dtypes: Collection[str] | Literal["all"] | None = None,
     reference: Callable[..., Any] | None = None,
+    jit: bool = True,
     **kwargs: Any,
 ) -> ValidationReport:
     """Run a function on several backends and compare the results.
@@ -137,12 +156,15 @@ def validate(
     Array arguments are transferred to each backend, which is in force while `fn` runs. Results are compared with those
     of `reference` if given, else of an operator's own float64 reference, else of `fn` itself on NumPy, by the
     operators' generic bodies, with all floating inputs in float64. Such a comparison shows what a dtype, a library or a
-    kernel changes, but not that `fn` is right. On NumPy with inputs of float64, it would compare a result with itself,
-    so nothing is compared.
+    kernel changes, but not that `fn` is right. On NumPy with inputs of float64, and without a kernel, it would compare
+    a result with itself, so nothing is compared.
     Results match if they have the same structure, shapes and kinds of dtypes, equal integers and booleans, and NaN and
     infinities in the same places, and if no element is off by more than 256 (half types: 8) units of the dtype's
     resolution times the largest magnitude of the result; the report holds the errors themselves. A result narrower
     than all floating inputs differs, unless that of `reference` is as narrow.
+
+    `fn` must keep to the library of its arguments: it fails if its result has arrays of another one, as that of
+    ``numpy.exp`` for an array of JAX, or if an operator got one, as a weight that NumPy made.
 
     Parameters
     ----------
@@ -153,19 +175,24 @@ def validate(
         Its arguments. Arrays may be of any library and may be nested in dicts, lists, tuples and dataclasses. NumPy
         dtypes, but not scalar types such as `numpy.float32`, become those of each backend's library.
     backends : collection of str, optional
-        Names of backends; by default all available ones except ``array_api_strict``.
+        Names of backends; by default all available ones. Of these, ``array_api_strict`` finds most: its arrays have
+        nothing but what the standard says.
     dtypes : collection of str or "all", optional
-        Floating dtypes to cast all floating inputs to, one after another; by default inputs are not cast.
+        Floating dtypes to cast all floating inputs to, one after another. By default inputs are cast only where a
+        library lacks their dtype, to float32.
     reference : callable, optional
         Takes the arguments as NumPy arrays. Floating arrays are float64 with the values they have in the dtype under
         test, so the rounding of inputs does not count as an error. A function that computes on the arrays of only one
         library needs a reference.
+    jit : bool, optional
+        Whether to run `fn` under ``jax.jit`` as well, with its arrays traced, on the backends that compute with JAX: a
+        branch on a value fails there. By default true.
 
     Returns
     -------
     ValidationReport
-        One row per backend and dtype. If a backend is unavailable, lacks the dtype or raises, its row gives the
-        reason. If nothing was compared, the report is not ``ok``.
+        One row per backend and dtype, and another under `jit`. If a backend is unavailable, lacks the dtype or raises,
+        its row gives the reason. The report is not ``ok`` if nothing was compared, or a backend refused every dtype.
 
     Raises
     ------
@@ -193,7 +220,7 @@ def validate(
     call = back((args, kwargs))
     if not arrays_in(call):
         raise TypeError(f"validate: there is no array among the arguments for {name}, at least one is expected")
-    rows = [row for dtype in wanted for row in _validate_dtype(fn, call, chosen, dtype, reference)]
+    rows = [row for dtype in wanted for row in _validate_dtype(fn, call, chosen, dtype, reference, jit)]
     return ValidationReport(name, described, tuple(rows))
 
 
@@ -217,7 +244,7 @@ def _backends(names: Collection[str] | None) -> list[Backend]:
     if names is None:
         from tensorops.backends.listing import get_available_backends
 
-        names = [name for name in get_available_backends() if not resolve(name).for_tests]
+        names = get_available_backends()
     return list(dict.fromkeys(map(resolve, names)))
 
 
@@ -251,37 +278,78 @@ class _Expected:
 
 
 def _validate_dtype(
-    fn: Callable[..., Any], call: Any, backends: list[Backend], dtype: str, reference: Callable[..., Any] | None
+    fn: Callable[..., Any],
+    call: Any,
+    backends: list[Backend],
+    dtype: str,
+    reference: Callable[..., Any] | None,
+    jit: bool,
 ) -> Iterator[ValidationRow]:
-    """Run every backend in one dtype."""
-    from tensorops.testing._libraries import arrays_in
-    from tensorops.testing._results import is_float, narrowest, too_narrow
-
-    given = call if dtype == AS_GIVEN else _cast(call, dtype)
-    dtypes = list(dict.fromkeys(x.dtype.name for x in arrays_in(given) if is_float(x)))
-    least = narrowest(given)
-    expected = _from_itself(fn, given) if reference is None else _from_reference(reference, given)
+    """Run every backend in one dtype, or in that of the inputs."""
+    expectations: dict[tuple[str, ...], _Expected] = {}
     for backend in backends:
-        own = map_arrays(np.copy, given)  # a transfer may share memory, and `fn` may write to it
-        row, result = _run(fn, own, backend, ", ".join(dtypes) or "-")
-        if row.status == "ran" and expected.problem:
-            row = replace(row, status="failed", reason=expected.problem)
-        elif row.status == "ran" and reference is None and (reason := too_narrow(result, least)):
-            row = replace(row, status="differs", reason=f"the result: {reason}")  # also if it is so everywhere
-        elif row.status == "ran" and reference is None and backend.name == "numpy" and dtypes in ([], ["float64"]):
-            row = replace(row, reason="nothing to compare with: the result itself would be the reference")
-        elif row.status == "ran":
-            row = _compare(row, result, expected, least)
-        yield row
+        given = _held(call, backend) if dtype == AS_GIVEN else _cast(call, dtype)
+        dtypes = _floating_dtypes(given)
+        if dtypes not in expectations:
+            expectations[dtypes] = _from_itself(fn, given) if reference is None else _from_reference(reference, given)
+        for compiled in (False, True) if jit and backend.library.jit else (False,):
+            row, result = _run(fn, given, backend, compiled)
+            if row.status == "ran":
+                row = _judge(row, result, expectations[dtypes], given, backend, itself=reference is None)
+            yield row
+            if row.status in ("refused", "unavailable"):
+                break
 
 
-def _cast(tree: Any, dtype: str) -> Any:
-    from tensorops.testing import DTYPES
+def _judge(
+    row: ValidationRow, result: Any, expected: _Expected, given: Any, backend: Backend, *, itself: bool
+) -> ValidationRow:
+    """Complete the row of a function that ran: compare its result, if there is something to compare it with."""
+    from tensorops._providers import GENERIC
+    from tensorops.testing._results import narrowest, too_narrow
+
+    least = narrowest(given)
+    if expected.problem:
+        return replace(row, status="failed", reason=expected.problem)
+    if itself and (reason := too_narrow(result, least)):
+        return replace(row, status="differs", reason=f"the result: {reason}")  # also if it is so everywhere
+    computed_alike = backend.library.name == "numpy" and all(ran == (GENERIC,) for ran in row.kernels.values())
+    if itself and computed_alike and set(_floating_dtypes(given)) <= {"float64"}:
+        return replace(row, reason="nothing to compare with: the result itself would be the reference")
+    return _compare(row, result, expected, least)
+
+
+def _floating_dtypes(tree: Any) -> tuple[str, ...]:
+    from tensorops.testing._libraries import arrays_in
     from tensorops.testing._results import is_float
+
+    return tuple(dict.fromkeys(x.dtype.name for x in arrays_in(tree) if is_float(x)))
+
+
+def _held(call: Any, backend: Backend) -> Any:
+    """Return the arguments with the floating arrays whose dtype a backend lacks in float32."""
+    from tensorops.backends import to_backend
+    from tensorops.testing import DTYPES
+
+    def lacks(name: str) -> bool:
+        try:
+            to_backend(np.zeros(1, DTYPES[name]), backend.name)
+        except BackendUnavailableError:
+            return False
+        except Exception:  # a library's own error
+            return True
+        return False
+
+    return _cast(call, "float32", [name for name in _floating_dtypes(call) if lacks(name)])
+
+
+def _cast(tree: Any, dtype: str, those: Collection[str] | None = None) -> Any:
+    """Return copies of nested arrays, the floating ones in a dtype: all of them, or those of some dtypes."""
+    from tensorops.testing import DTYPES
 
     def cast(x: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(all="ignore"):  # values beyond the range become infinite, and NaN stays NaN
-            return x.astype(DTYPES[dtype]) if is_float(x) else x.copy()
+            return x.astype(DTYPES[dtype]) if x.dtype.name in (DTYPES if those is None else those) else x.copy()
 
     return map_arrays(cast, tree)
 
@@ -294,54 +362,98 @@ def _from_reference(reference: Callable[..., Any], call: Any) -> _Expected:
         with np.errstate(all="ignore"):
             return _Expected("reference", back(reference(*args, **kwargs)))
     except Exception as error:  # a caller's function may raise anything; a row reports it
-        return _Expected(problem=f"nothing to compare with: the reference raised {_describe(error)}")
+        return _Expected(problem=f"nothing to compare with: the reference raised {describe_error(error)}")
 
 
 def _from_itself(fn: Callable[..., Any], call: Any) -> _Expected:
     from tensorops.backends import set_backend
-    from tensorops.libraries import library_of
-    from tensorops.testing._libraries import arrays_in, back
+    from tensorops.testing._libraries import back
 
     args, kwargs = _cast(call, "float64")
     try:
         with set_backend("numpy"), np.errstate(all="ignore"):
             result = fn(*args, **kwargs)
-            homes = {row.name for x in arrays_in(result) if (row := library_of(x)) is not None} - {"numpy"}
-            problem = f"returned arrays of {', '.join(sorted(homes))}" if homes else ""
+            homes = _other_libraries(result, "numpy")
+            problem = f"returned arrays of {homes}" if homes else ""
             result = back(result)
     except Exception as error:  # of any type, as above
-        problem = f"raised {_describe(error)}"
+        problem = f"raised {describe_error(error)}"
     if problem:
         return _Expected(problem=f"nothing to compare with: the function {problem} on {ITSELF}; pass reference=")
     return _Expected(ITSELF, result)
 
 
-def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tuple[ValidationRow, Any]:
+def _run(fn: Callable[..., Any], call: Any, backend: Backend, jit: bool) -> tuple[ValidationRow, Any]:
     """Run on one backend and convert the result to NumPy; the row reports any error."""
     from tensorops.backends import set_backend, to_backend, trace
     from tensorops.testing._libraries import back, dtypes_there
 
+    library = backend.library
+    row = ValidationRow(backend.name, ", ".join(_floating_dtypes(call)) or "-", "ran", jit=jit)
+    own = map_arrays(np.copy, call)  # a transfer may share memory, and `fn` may write to it
     try:
-        args, kwargs = dtypes_there(to_backend(call, backend.name), backend.library)
+        args, kwargs = dtypes_there(to_backend(own, backend.name), library)
     except BackendUnavailableError as error:
-        return ValidationRow(backend.name, label, "unavailable", str(error)), None
+        return replace(row, status="unavailable", reason=_line(error)), None
     except Exception as error:  # a TypeError has tensorops' message, a library's error its own
-        said = str(error) if type(error) is TypeError else _describe(error)
-        return ValidationRow(backend.name, label, "refused", said), None
-    status: Status = "ran"
+        said = _line(error) if type(error) is TypeError else describe_error(error)
+        return replace(row, status="refused", reason=said), None
     result, reason = None, ""
     with set_backend(backend.name), trace() as log:
         try:
-            with backend.library.quiet():
-                result = back(fn(*args, **kwargs))  # a lazy library computes and fails only here
+            with library.quiet():
+                result = (_compiled(fn, library) if jit else fn)(*args, **kwargs)
+                homes = _other_libraries(result, library.name)
+                result = back(result)  # a lazy library computes and fails only here
+            if homes:
+                reason = f"the result is an array of {homes}, not of {library.name}: take functions from xp"
         except Exception as error:
-            status, reason = "failed", _describe(error)
+            hints = (_UNDER_JIT.get(cls.__name__) for cls in type(error).__mro__)
+            reason = next(filter(None, hints), "") or describe_error(error)
+    for record in log:
+        if not reason and record.transfers and record.operator != "to_backend":  # the latter is not silent
+            came = record.transfers[0].source
+            reason = f"{record.operator} got an array of {came}: pass it as an argument, or make it with xp"
     ran = {name: tuple(sorted(kernels)) for name, kernels in log.kernels.items()}
-    return ValidationRow(backend.name, label, status, reason, kernels=ran), result
+    return replace(row, status="failed" if reason else "ran", reason=reason, kernels=ran), result
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _compiled(fn: Callable[..., Any], library: Library) -> Callable[..., Any]:
+    """Return a function that traces `fn` with the arrays among its arguments, and all else as it is."""
+    from tensorops.testing._libraries import arrays_in
+
+    assert library.jit is not None
+    compile_there = library.jit
+
+    def run(*call: Any, **options: Any) -> Any:
+        results: list[Any] = []
+
+        def traced(arrays: list[Any]) -> list[Any]:
+            tracers = dict(zip(map(id, inputs), arrays, strict=True))
+            args, kwargs = map_arrays(lambda x: tracers[id(x)], (call, options))
+            results[:] = [fn(*args, **kwargs)]
+            return [x for x in arrays_in(results) if library_of(x) is library]
+
+        inputs = arrays_in((call, options))
+        computed = compile_there(traced)(inputs)
+        ours = [x for x in arrays_in(results) if library_of(x) is library]
+        values = dict(zip(map(id, ours), computed, strict=True))
+        (result,) = map_arrays(lambda x: values.get(id(x), x), results)  # in the structure that `fn` returns
+        return result
+
+    return run
+
+
+def _other_libraries(result: Any, name: str) -> str:
+    """Return the libraries, but that of a name, of the arrays in a result."""
+    from tensorops.testing._libraries import arrays_in
+
+    homes = {row.name for x in arrays_in(result) if (row := library_of(x)) is not None}
+    return ", ".join(sorted(homes - {name}))
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())
 
 
 def _compare(row: ValidationRow, result: Any, expected: _Expected, least: str | None) -> ValidationRow:
@@ -351,7 +463,7 @@ def _compare(row: ValidationRow, result: Any, expected: _Expected, least: str | 
     return replace(
         row,
         status="differs" if found.reason else "ran",
-        reason=found.reason,
+        reason=_line(found.reason),
         compared_with=expected.source,
         max_ulp=found.max_ulp,
         max_relative_error=found.max_relative_error,
