@@ -27,7 +27,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from tensorops import _providers
 from tensorops._dispatch import Call, Dispatch
@@ -70,6 +70,10 @@ class Operator(Dispatch[P, R]):
         if not args and (first := self._by_position[0]) in kwargs:  # plans go by the type of the first position
             return self(kwargs.pop(first), **kwargs)  # type: ignore[arg-type]
         return self._dispatch(in_force(), args, kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """Return the operator, as builtin functions in a class do; `help` knows functions by this method."""
+        return self
 
     def __repr__(self) -> str:
         return f"<operator {self.__name__}>"

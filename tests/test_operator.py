@@ -8,6 +8,8 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import pydoc
+import re
 import sys
 
 import numpy as np
@@ -752,6 +754,27 @@ def test_operators_look_like_functions(name):
     assert inspect.signature(made) == inspect.signature(made.__wrapped__)
     assert inspect.getdoc(made) == inspect.getdoc(made.__wrapped__)
     assert callable(made)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_help_shows_the_signature_and_the_docstring(name):
+    made = OPERATORS[name]
+    title, _, rest = pydoc.plain(pydoc.render_doc(made)).partition("\n\n")
+    declaration, docstring, _ = rest.partition(f"\n    {inspect.getdoc(made).splitlines()[0]}\n")
+    assert title.endswith(f"in module {made.__module__}")
+    assert docstring
+    assert declaration.startswith(f"{name}(")  # over several lines from Python 3.13 on
+    for parameter in inspect.signature(made).parameters:
+        assert re.search(rf"\b{parameter}: ", declaration)
+
+
+def test_operators_in_a_class_are_no_methods():
+    class Layer:
+        activation = tp.silu
+
+    assert Layer.activation is tp.silu
+    assert Layer().activation is tp.silu
+    np.testing.assert_array_equal(Layer().activation(X), tp.silu(X))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
