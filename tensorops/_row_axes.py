@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from tensorops._typing import Array, Dtype
+from tensorops.typing import Array, Dtype
 
 Axes: TypeAlias = tuple[int, ...]
 

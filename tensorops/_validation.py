@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorops import _dtypes
 from tensorops._messages import describe_type
-from tensorops._typing import Array, Dtype, Namespace
 from tensorops.libraries import creation_device, has_host_values, library_of, symbol_type
+from tensorops.typing import Array, Dtype, Namespace
 
 
 def plural(count: int, noun: str) -> str:

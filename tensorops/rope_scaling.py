@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensorops._messages import describe_type, nearest
-from tensorops._typing import Array
 from tensorops._validation import as_bool, as_integer, as_positive_number, shown
 from tensorops.libraries import creation_device, library_of, move
+from tensorops.typing import Array
 
 __all__ = ["RopeScaling", "from_config", "linear", "llama3", "longrope", "yarn"]
 

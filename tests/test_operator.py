@@ -21,8 +21,8 @@ from tensorops import KernelRefusedError, _providers
 from tensorops._kernel import Configuration
 from tensorops._operator import OPERATORS, Operator, operator
 from tensorops._providers import Provider
-from tensorops._typing import Array
 from tensorops.kernels.cpu import calls
+from tensorops.typing import Array
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)

@@ -3,6 +3,7 @@
 Everything runs in separate processes with the plug-in on the path, so nothing of it remains here.
 """
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import pytest
 
 import support
+import test_docs
 
 EXAMPLE = pathlib.Path(__file__).parent / "plugin_example"
 
@@ -114,6 +116,50 @@ print(type(tp.to_backend({"x": [X]}, "tiny")["x"][0]) is Array)
     said, moved = run(code, installed)
     assert said.startswith("swiglu: gate is an array of tiny, but up of numpy; ")
     assert moved == "True"
+
+
+def test_an_operator_of_its_own_is_one_for_every_library(installed):
+    code = """
+import pickle
+from tensorops_tiny.array import Array
+from tensorops_tiny.operators import softsign
+expected = [value / (1 + abs(value)) for value in X.tolist()]
+for x, y in ((X, softsign(X)), (Array(X), softsign(Array(X)).to_numpy())):
+    print(type(softsign(x)) is type(x), y.dtype, np.allclose(y, expected), softsign.explain(x).kernel)
+print(pickle.loads(pickle.dumps(softsign)) is softsign, softsign(X.astype(np.float16)).dtype)
+try:
+    softsign(np.arange(3))
+except TypeError as error:
+    print(error)
+"""
+    assert run(code, installed) == [
+        "True float32 True generic",
+        "True float32 True tiny",
+        "True float16",
+        "softsign: x has dtype int64, expected one of float16, bfloat16, float32, float64",
+    ]
+
+
+def modules_of_tensorops(source):
+    """Return what a source imports from tensorops, in full."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLE.rglob("*.py")), ids=lambda path: path.name)
+def test_the_example_needs_no_private_module(path):
+    names = modules_of_tensorops(path.read_text(encoding="utf-8"))
+    assert not [name for name in names if name.startswith("tensorops.") and "._" in name]
+
+
+def test_the_page_on_extending_needs_no_private_module():
+    page = next(page for page in test_docs.PAGES if page.name == "extending.md")
+    names = [name for each in test_docs.snippets(page) for name in modules_of_tensorops(each.source)]
+    assert {"tensorops.extending.operator", "tensorops.backends.Backend"} <= set(names)
+    assert not [name for name in names if name.startswith("tensorops.") and "._" in name]
 
 
 def test_lists_and_queries_show_it(installed):

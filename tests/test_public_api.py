@@ -78,7 +78,7 @@ def test_what_is_imported_later_is_what_types_are_checked_with():
     assert tp.__all__ == sorted(tp.__all__)
 
 
-@pytest.mark.parametrize("name", ["tensorops.backends", "tensorops.testing"])
+@pytest.mark.parametrize("name", [f"tensorops.{name}" for name in ("backends", "extending", "testing", "typing")])
 def test_all_of_subpackages_exists(name):
     module = importlib.import_module(name)
     assert len(module.__all__) == len(set(module.__all__))

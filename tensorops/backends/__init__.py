@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from tensorops._dtypes import dtype_name, nbytes
 from tensorops._providers import Provider, register_provider
 from tensorops._trees import map_arrays
-from tensorops._typing import Array, Namespace as ArrayNamespace
 from tensorops.backends.probing import first_available
 from tensorops.backends.process_default import (
     BackendFallbackWarning,
@@ -24,6 +23,7 @@ from tensorops.backends.scopes import bind_settings, get_backend, set_backend, t
 from tensorops.backends.settings import current
 from tensorops.backends.trace import Record, Trace, Transfer
 from tensorops.libraries import LIBRARIES, Backend, Library as Library, common_library, library_of, move
+from tensorops.typing import Array, ArrayNamespace, ArrayT, Namespace
 
 __all__ = [
     "BACKENDS",
@@ -56,7 +56,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def get_namespace(*arrays: Array | None) -> ArrayNamespace:
+@overload
+def get_namespace(x: ArrayT, /, *arrays: Array | None) -> ArrayNamespace[ArrayT]: ...
+@overload
+def get_namespace(*arrays: Array | None) -> ArrayNamespace[Any]: ...
+def get_namespace(*arrays: Array | None) -> Namespace:
     """Return the Array API namespace of some arrays, or that of the backend in force if none is given.
 
     Parameters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensorops._typing import Array, Namespace
 from tensorops.libraries import creation_device
+from tensorops.typing import Array, Namespace
 
 
 def signed(xp: Namespace, stored: Array) -> Array:

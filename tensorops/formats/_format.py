@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import in_bytes, pairs
+from tensorops.typing import Array, Namespace
 
 
 class Groups(NamedTuple):

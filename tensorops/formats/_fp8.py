@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tensorops._dtypes import dtype_name
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import looked_up, number
 from tensorops.formats._format import Format, Groups
 from tensorops.formats._packing import divided, is_negative, number_bytes, quotient, rounded_bits
+from tensorops.typing import Array, Namespace
 
 ELEMENTS, SCALE_BYTES = 128, 4
 

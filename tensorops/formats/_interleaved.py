@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensorops import _hooks
-from tensorops._typing import Array, Namespace
 from tensorops.formats._format import Format, Groups
 from tensorops.libraries import creation_device
+from tensorops.typing import Array, Namespace
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import KINDS, halves, looked_up
 from tensorops.libraries import creation_device
+from tensorops.typing import Array, Namespace
 
 
 def extreme(xp: Namespace, w: Array) -> Array:

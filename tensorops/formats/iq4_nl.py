@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import half, looked_up, nibbles
 from tensorops.formats._format import Format, Groups
+from tensorops.typing import Array, Namespace
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 

@@ -6,10 +6,10 @@ bytes for each group, first their low halves.
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import fields, half, joined, looked_up, nibbles
 from tensorops.formats._format import Format, Groups
 from tensorops.formats.iq4_nl import TABLE
+from tensorops.typing import Array, Namespace
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:

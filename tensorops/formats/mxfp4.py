@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from math import floor, log, ulp
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import looked_up, nibbles
 from tensorops.formats._format import Format, Groups
 from tensorops.formats._packing import exponents, paired
+from tensorops.typing import Array, Namespace
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _POWERS = [2.0 ** (e - 128) for e in range(256)]

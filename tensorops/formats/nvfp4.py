@@ -6,10 +6,10 @@ halves. As in llama.cpp, the scale that would be NaN is 0.
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import joined, looked_up, nibbles
 from tensorops.formats._format import Format, Groups
 from tensorops.formats.mxfp4 import E2M1
+from tensorops.typing import Array, Namespace
 
 
 def _half_of_e4m3(bits: int) -> float:

@@ -6,9 +6,9 @@ Last are the factors of all scales and of all minima, in float16.
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import fields, half, joined
 from tensorops.formats._format import Format, Groups
+from tensorops.typing import Array, Namespace
 
 
 def two_bits(xp: Namespace, stored: Array) -> Array:

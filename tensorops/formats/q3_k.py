@@ -7,10 +7,10 @@ halves, the upper two bits in fields of the last four bytes. Last is the factor 
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import fields, half, joined, nibbles
 from tensorops.formats._format import Format, Groups
 from tensorops.formats.q2_k import two_bits
+from tensorops.typing import Array, Namespace
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import half, nibbles
 from tensorops.formats._format import Format, Groups
 from tensorops.formats._packing import levels, number_bytes, paired, steps
+from tensorops.typing import Array, Namespace
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:

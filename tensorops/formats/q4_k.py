@@ -6,9 +6,9 @@ the low halves of 32 bytes are a group, their high halves the next one.
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import fields, half, joined, six_bit_scales
 from tensorops.formats._format import Format, Groups
+from tensorops.typing import Array, Namespace
 
 
 def four_bits(xp: Namespace, stored: Array) -> Array:

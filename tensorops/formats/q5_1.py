@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import half
 from tensorops.formats._format import Format, Groups
 from tensorops.formats._packing import levels, number_bytes, steps
 from tensorops.formats.q5_0 import five_bits, in_five_bits
+from tensorops.typing import Array, Namespace
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import fields, joined
 from tensorops.formats._format import Format, Groups
 from tensorops.formats.q4_k import factors, four_bits
+from tensorops.typing import Array, Namespace
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:

@@ -6,9 +6,9 @@ fields as in q2_k. Sixteen scales follow, and the factor of all in float16.
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import fields, half, joined, signed
 from tensorops.formats._format import Format, Groups
+from tensorops.typing import Array, Namespace
 
 
 def _unpack(xp: Namespace, blocks: Array) -> Groups:

@@ -7,11 +7,11 @@ Source: Mishra et al., "Accelerating Sparse Deep Neural Networks", 2021, https:/
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
 from tensorops.formats._bits import joined, number
 from tensorops.formats._format import Format, Groups
 from tensorops.formats._packing import number_bytes
 from tensorops.libraries import has_host_values
+from tensorops.typing import Array, Namespace
 
 
 def prune_2_4(xp: Namespace, w: Array) -> Array:

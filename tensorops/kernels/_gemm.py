@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from tensorops._typing import Array
+from tensorops.typing import Array
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 

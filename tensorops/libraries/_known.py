@@ -16,9 +16,9 @@ from typing import Any
 
 from tensorops import _dtypes, _hooks
 from tensorops._messages import describe_type
-from tensorops._typing import Array, Dtype, Namespace
 from tensorops.libraries._arrays import bfloat16
 from tensorops.libraries._rows import Library, attribute
+from tensorops.typing import Array, Dtype, Namespace
 
 
 def _files() -> list[ModuleType]:

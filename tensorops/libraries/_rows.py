@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tensorops._typing import Array, Namespace
+from tensorops.typing import Array, Namespace
 
 if TYPE_CHECKING:
     import numpy as np

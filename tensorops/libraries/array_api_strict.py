@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorops._typing import Array
 from tensorops.libraries._arrays import native_byte_order, numpy_quiet
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorops._typing import Array
 from tensorops.libraries._options import (
     FLAG,
     FRACTION,
@@ -22,6 +21,7 @@ from tensorops.libraries._options import (
 )
 from tensorops.libraries._rows import NOT_WRITTEN, Backend, Library, planned
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

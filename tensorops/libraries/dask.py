@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensorops._typing import Array
 from tensorops.libraries._arrays import numpy_quiet
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

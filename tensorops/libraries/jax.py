@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorops._messages import describe_error
-from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import native_byte_order
 from tensorops.libraries._options import (
@@ -29,6 +28,7 @@ from tensorops.libraries._options import (
 )
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

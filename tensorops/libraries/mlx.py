@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import is_floating
-from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import bfloat16, shareable
 from tensorops.libraries._options import BYTES, FRACTION, ConfigurationError, DeviceConfig, one_of, option
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import numpy_quiet
 from tensorops.libraries._options import BYTES, COUNT, ConfigurationError, DeviceConfig, option
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library, planned
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops._files import cache_folder, write_atomically
 from tensorops._messages import describe_error
-from tensorops._typing import Array
 from tensorops.libraries._arrays import bfloat16
 from tensorops.libraries._options import TEXT, ConfigurationError, DeviceConfig, option
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

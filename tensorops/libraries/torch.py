@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import bfloat16, shareable
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 from tensorops.libraries._runtime import DeviceFacts, MemoryStats, Runtime
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ otherwise its infinity would turn a gradient into NaN.
 
 from __future__ import annotations
 
-from tensorops._typing import Array, Namespace
+from tensorops.typing import Array, Namespace
 
 # Rational approximations of the error function on three intervals.
 # W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969), 631-637.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from tensorops._typing import Array, Namespace
 from tensorops.libraries import sums_in_order
+from tensorops.typing import Array, Namespace
 
 _BLOCK = 128  # shorter sums lose few digits, if any
 

@@ -9,7 +9,6 @@ from typing import Any
 from tensorops._dtypes import anew, is_bool, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, elementwise, every_axis, last_axes
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, Dtype, KindT, Namespace
 from tensorops._validation import (
     as_axes,
     as_bool,
@@ -26,6 +25,7 @@ from tensorops.backends import get_namespace
 from tensorops.ops import _special
 from tensorops.ops._docstrings import completed
 from tensorops.ops._sums import sum_along
+from tensorops.typing import Array, ArrayInput, ArrayInputT, ArrayOfKind, Dtype, KindT, Namespace
 
 __all__ = [
     "elu",
@@ -122,7 +122,7 @@ def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool, dtype: Dtype | None) -
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def silu(x: ArrayT) -> ArrayT:
+def silu(x: ArrayInputT) -> ArrayInputT:
     r"""Sigmoid linear unit, also called swish.
 
     .. math:: y = \frac{x}{1 + e^{-x}}
@@ -148,7 +148,7 @@ def silu(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def sigmoid(x: ArrayT) -> ArrayT:
+def sigmoid(x: ArrayInputT) -> ArrayInputT:
     r"""Logistic function.
 
     .. math:: y = \frac{1}{1 + e^{-x}}
@@ -166,7 +166,7 @@ def sigmoid(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def relu(x: ArrayT) -> ArrayT:
+def relu(x: ArrayInputT) -> ArrayInputT:
     r"""Rectified linear unit.
 
     .. math:: y = \max(x, 0)
@@ -188,7 +188,7 @@ def relu(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def relu_squared(x: ArrayT) -> ArrayT:
+def relu_squared(x: ArrayInputT) -> ArrayInputT:
     r"""Squared rectified linear unit: the activation of Primer.
 
     .. math:: y = \max(x, 0)^2
@@ -216,7 +216,7 @@ def relu_squared(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def softplus(x: ArrayT) -> ArrayT:
+def softplus(x: ArrayInputT) -> ArrayInputT:
     r"""Smooth form of the rectified linear unit.
 
     .. math:: y = \log(1 + e^x)
@@ -236,7 +236,7 @@ def softplus(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_gelu, rows=elementwise("x"))
 @completed
-def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
+def gelu(x: ArrayInputT, *, approximate: str = "none") -> ArrayInputT:
     r"""Gaussian error linear unit.
 
     .. math:: y = x \, \Phi(x) = \frac{x}{2} \operatorname{erfc}\left(-\frac{x}{\sqrt 2}\right)
@@ -273,7 +273,7 @@ def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
 
 @operator(check=_check_with_alpha, rows=elementwise("x"))
 @completed
-def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
+def quick_gelu(x: ArrayInputT, *, alpha: float = 1.702) -> ArrayInputT:
     r"""Approximation of gelu by a logistic function: the activation of CLIP.
 
     .. math:: y = \frac{x}{1 + e^{-\alpha x}}
@@ -305,7 +305,7 @@ def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def mish(x: ArrayT) -> ArrayT:
+def mish(x: ArrayInputT) -> ArrayInputT:
     r"""Self-regularized activation: the product with the hyperbolic tangent of softplus.
 
     .. math:: y = x \tanh(\log(1 + e^x)) = x \, \frac{e^{2x} + 2 e^x}{e^{2x} + 2 e^x + 2}
@@ -334,7 +334,7 @@ def mish(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_hard_sigmoid, rows=elementwise("x"))
 @completed
-def hard_sigmoid(x: ArrayT, *, alpha: float = 1 / 6, beta: float = 0.5) -> ArrayT:
+def hard_sigmoid(x: ArrayInputT, *, alpha: float = 1 / 6, beta: float = 0.5) -> ArrayInputT:
     r"""Piecewise linear form of the logistic function.
 
     .. math:: y = \min(\max(\alpha x + \beta, 0), 1)
@@ -368,7 +368,7 @@ def hard_sigmoid(x: ArrayT, *, alpha: float = 1 / 6, beta: float = 0.5) -> Array
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def hard_swish(x: ArrayT) -> ArrayT:
+def hard_swish(x: ArrayInputT) -> ArrayInputT:
     r"""Piecewise quadratic form of silu: the activation of MobileNetV3.
 
     .. math:: y = x \, \frac{\min(\max(x + 3, 0), 6)}{6}
@@ -394,7 +394,7 @@ def hard_swish(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_with_alpha, rows=elementwise("x"))
 @completed
-def elu(x: ArrayT, *, alpha: float = 1.0) -> ArrayT:
+def elu(x: ArrayInputT, *, alpha: float = 1.0) -> ArrayInputT:
     r"""Exponential linear unit.
 
     .. math:: y = \begin{cases} x & x > 0 \\ \alpha (e^x - 1) & x \le 0 \end{cases}
@@ -426,7 +426,7 @@ def elu(x: ArrayT, *, alpha: float = 1.0) -> ArrayT:
 
 @operator(check=_check_unary, rows=elementwise("x"))
 @completed
-def selu(x: ArrayT) -> ArrayT:
+def selu(x: ArrayInputT) -> ArrayInputT:
     r"""Scaled exponential linear unit.
 
     .. math:: y = \lambda \begin{cases} x & x > 0 \\ \alpha (e^x - 1) & x \le 0 \end{cases}
@@ -453,7 +453,7 @@ def selu(x: ArrayT) -> ArrayT:
 
 @operator(check=_check_leaky_relu, rows=elementwise("x"))
 @completed
-def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
+def leaky_relu(x: ArrayInputT, *, negative_slope: float = 0.01) -> ArrayInputT:
     r"""Rectified linear unit with a slope for negative arguments.
 
     .. math:: y = \begin{cases} x & x > 0 \\ \mathit{negative\_slope} \cdot x & x \le 0 \end{cases}
@@ -484,7 +484,7 @@ def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
 
 @operator(check=_check_squareplus, rows=elementwise("x"))
 @completed
-def squareplus(x: ArrayT, *, b: float = 4.0) -> ArrayT:
+def squareplus(x: ArrayInputT, *, b: float = 4.0) -> ArrayInputT:
     r"""Algebraic approximation of relu and softplus, without exponentials.
 
     .. math:: y = \frac{x + \sqrt{x^2 + b}}{2}
@@ -525,7 +525,7 @@ def squareplus(x: ArrayT, *, b: float = 4.0) -> ArrayT:
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
 @completed
-def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
+def swiglu(gate: ArrayInputT, up: ArrayInput) -> ArrayInputT:
     r"""Gated unit with silu: the feed-forward block of Llama.
 
     .. math:: y = \operatorname{silu}(\mathit{gate}) \cdot \mathit{up}
@@ -543,7 +543,7 @@ def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
 @completed
-def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
+def geglu(gate: ArrayInputT, up: ArrayInput) -> ArrayInputT:
     r"""Gated unit with gelu (the exact form).
 
     .. math:: y = \operatorname{gelu}(\mathit{gate}) \cdot \mathit{up}
@@ -561,7 +561,7 @@ def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
 @completed
-def reglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
+def reglu(gate: ArrayInputT, up: ArrayInput) -> ArrayInputT:
     r"""Gated unit with relu.
 
     .. math:: y = \operatorname{relu}(\mathit{gate}) \cdot \mathit{up}
@@ -583,8 +583,8 @@ def reglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
 
 @operator(check=_check_softmax, rows=_softmax_rows)
 def softmax(
-    x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
-) -> ArrayT:
+    x: ArrayInputT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
+) -> ArrayInputT:
     r"""Exponentials, normalized to sum to one along an axis.
 
     .. math:: y_i = \frac{e^{x_i}}{\sum_j e^{x_j}}
@@ -638,8 +638,8 @@ def softmax(
 
 @operator(check=_check_softmax, rows=_softmax_rows)
 def log_softmax(
-    x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
-) -> ArrayT:
+    x: ArrayInputT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
+) -> ArrayInputT:
     r"""Logarithm of softmax, without the exponentials' overflow or the logarithm's cancellation.
 
     .. math:: y_i = x_i - \log \sum_j e^{x_j}

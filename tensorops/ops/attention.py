@@ -11,7 +11,6 @@ from tensorops._dtypes import dtype_name, is_bool, largest_exponent, narrow, wid
 from tensorops._messages import nearest
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, given
-from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -31,6 +30,7 @@ from tensorops.backends import get_namespace
 from tensorops.formats import Format, Interleaved
 from tensorops.libraries import constant, creation_device, is_fixed
 from tensorops.ops.quantization import check_blocks
+from tensorops.typing import Array, ArrayInput, ArrayInputT, Namespace
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -193,7 +193,7 @@ def _rows(
 
 @operator(check=_check, rows=_rows)
 def scaled_dot_product_attention(
-    q: ArrayT,
+    q: ArrayInputT,
     k: ArrayInput,
     v: ArrayInput,
     *,
@@ -206,7 +206,7 @@ def scaled_dot_product_attention(
     lengths: ArrayInput | None = None,
     page_table: ArrayInput | None = None,
     kv_format: str | None = None,
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Attend from queries to keys and average the values.
 
     .. math:: y_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{e^{s_{ij}}}{e^{z} + \sum_{j'} e^{s_{ij'}}}, \qquad

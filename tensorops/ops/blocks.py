@@ -7,7 +7,6 @@ from typing import Any
 
 from tensorops._dtypes import anew
 from tensorops._operator import operator
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -26,6 +25,7 @@ from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.linear import linear
 from tensorops.ops.normalization import rms_norm
 from tensorops.ops.positional import DEFAULT_BASE, check_positions, check_rotation, rope
+from tensorops.typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 
 __all__ = ["multi_head_attention"]
 

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from tensorops import _dtypes
 from tensorops._messages import describe_type
 from tensorops._operator import operator
-from tensorops._typing import Array, ArrayOfKind, KindT, Namespace
 from tensorops._validation import as_choice, plural, shown
 from tensorops.backends import get_namespace
 from tensorops.libraries import is_fixed
+from tensorops.typing import Array, ArrayOfKind, KindT, Namespace
 
 __all__ = ["einsum"]
 

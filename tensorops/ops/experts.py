@@ -10,7 +10,6 @@ from tensorops import formats
 from tensorops._dtypes import narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_choice,
@@ -37,6 +36,7 @@ from tensorops.ops.quantization import (
     unpacked,
 )
 from tensorops.ops.selection import top_k as select_top
+from tensorops.typing import Array, ArrayInput, ArrayInputT, Namespace
 
 __all__ = ["grouped_linear", "grouped_quantized_linear", "moe"]
 
@@ -132,7 +132,9 @@ def _grouped_quantized_linear_rows(
 
 
 @operator(check=_check_grouped_linear, rows=_grouped_linear_rows)
-def grouped_linear(x: ArrayT, experts: ArrayInput, weight: ArrayInput, bias: ArrayInput | None = None) -> ArrayT:
+def grouped_linear(
+    x: ArrayInputT, experts: ArrayInput, weight: ArrayInput, bias: ArrayInput | None = None
+) -> ArrayInputT:
     r"""Affine map of each row by the matrix of the expert to which the row is assigned.
 
     .. math:: y_i = W_{e_i} x_i + b_{e_i}
@@ -194,7 +196,7 @@ def grouped_linear(x: ArrayT, experts: ArrayInput, weight: ArrayInput, bias: Arr
 
 @operator(check=_check_grouped_quantized_linear, rows=_grouped_quantized_linear_rows)
 def grouped_quantized_linear(
-    x: ArrayT,
+    x: ArrayInputT,
     experts: ArrayInput,
     weight: ArrayInput,
     scales: ArrayInput | None = None,
@@ -204,7 +206,7 @@ def grouped_quantized_linear(
     group_size: int = 32,
     format: str = "affine",
     precision: str = "highest",
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Linear map of each row by the quantized matrix of the expert to which the row is assigned.
 
     .. math:: y_i = W_{e_i} x_i, \qquad W = s \, q + b
@@ -531,7 +533,7 @@ def _moe_rows(x: Array, router_logits: Array, **arguments: Any) -> RowAxes:
     ),
 )
 def moe(
-    x: ArrayT,
+    x: ArrayInputT,
     router_logits: ArrayInput,
     gate_up_proj: ArrayInput,
     down_proj: ArrayInput,
@@ -560,7 +562,7 @@ def moe(
     shared_gate_up_format: str = "affine",
     shared_down_format: str = "affine",
     precision: str = "highest",
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Mixture of experts: each token is the weighted sum of what a few of many feed-forward blocks make of it.
 
     .. math::

@@ -9,12 +9,12 @@ from tensorops import formats
 from tensorops._dtypes import compute_dtype, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT
 from tensorops._validation import as_choice, require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
 from tensorops.ops.activation import geglu, gelu, reglu, relu, sigmoid, silu, swiglu
 from tensorops.ops.quantization import as_format, check_blocks
+from tensorops.typing import Array, ArrayInput, ArrayInputT, ArrayOfKind, KindT
 
 __all__ = ["embedding", "gated_linear_unit", "linear", "linear_activation"]
 
@@ -94,7 +94,7 @@ def _embedding_rows(ids: Array, weight: Array, format: str | None) -> RowAxes:
 
 
 @operator(check=_check_linear, rows=_linear_rows)
-def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> ArrayT:
+def linear(x: ArrayInputT, weight: ArrayInput, bias: ArrayInput | None = None) -> ArrayInputT:
     r"""Affine map of the last axis.
 
     .. math:: y = x W^\mathsf{T} + b
@@ -142,7 +142,9 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 @operator(check=_check_linear_activation, rows=_activated_rows, calls=(linear, relu, sigmoid, silu, gelu))
-def linear_activation(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None, *, activation: str) -> ArrayT:
+def linear_activation(
+    x: ArrayInputT, weight: ArrayInput, bias: ArrayInput | None = None, *, activation: str
+) -> ArrayInputT:
     r"""Affine map of the last axis, and a function of the result: a dense layer.
 
     .. math:: y = f(x W^\mathsf{T} + b)
@@ -197,8 +199,8 @@ _GATED_UNITS: dict[str, Callable[[Array, Array], Array]] = {
 
 @operator(check=_check_gated_linear_unit, rows=_gated_rows, calls=(linear, swiglu, geglu, gelu, reglu, sigmoid))
 def gated_linear_unit(
-    x: ArrayT, gate_weight: ArrayInput, up_weight: ArrayInput, *, activation: str = "swiglu"
-) -> ArrayT:
+    x: ArrayInputT, gate_weight: ArrayInput, up_weight: ArrayInput, *, activation: str = "swiglu"
+) -> ArrayInputT:
     r"""Gated unit of two linear maps: the first half of the feed-forward block of Llama and Gemma.
 
     .. math:: y = f(x W_g^\mathsf{T}) \cdot x W_u^\mathsf{T}

@@ -21,7 +21,6 @@ from tensorops._dtypes import (
 )
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_integer,
@@ -34,6 +33,7 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.libraries import constant, creation_device, over_blocks, take_along
 from tensorops.ops._sums import mean_along, sum_along
+from tensorops.typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
 

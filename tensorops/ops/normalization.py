@@ -7,7 +7,6 @@ from typing import Any
 from tensorops._dtypes import anew, largest_exponent, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_axes,
     as_integer,
@@ -24,6 +23,7 @@ from tensorops._validation import (
 )
 from tensorops.backends import get_namespace
 from tensorops.ops._sums import mean_along, sum_along
+from tensorops.typing import Array, ArrayInput, ArrayInputT, Namespace
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "rms_norm"]
 
@@ -164,8 +164,8 @@ def _l2_norm_rows(x: Array, axis: Axes, **_: Any) -> RowAxes:
 
 @operator(check=_check_rms_norm, rows=_rms_norm_rows)
 def rms_norm(
-    x: ArrayT, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
-) -> ArrayT:
+    x: ArrayInputT, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
+) -> ArrayInputT:
     r"""Divide by the root mean square along an axis.
 
     .. math:: y = \frac{x}{\sqrt{\operatorname{mean}(x^2) + \varepsilon}} \cdot (w + w_0)
@@ -212,8 +212,8 @@ def rms_norm(
 
 @operator(check=_check_add_rms_norm, rows=_add_rms_norm_rows)
 def add_rms_norm(
-    x: ArrayT, residual: ArrayInput, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1
-) -> tuple[ArrayT, ArrayT]:
+    x: ArrayInputT, residual: ArrayInput, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> tuple[ArrayInputT, ArrayInputT]:
     r"""Add a residual, then divide by the root mean square: the two steps between blocks of a transformer.
 
     .. math:: r' = x + r, \qquad y = \frac{r'}{\sqrt{\operatorname{mean}(r'^2) + \varepsilon}} \cdot w
@@ -258,13 +258,13 @@ def add_rms_norm(
 
 @operator(check=_check_layer_norm, rows=_layer_norm_rows)
 def layer_norm(
-    x: ArrayT,
+    x: ArrayInputT,
     weight: ArrayInput | None = None,
     bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
     axis: int | tuple[int, ...] = -1,
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Subtract the mean and divide by the standard deviation along one or more axes.
 
     .. math:: y = \frac{x - \operatorname{mean}(x)}{\sqrt{\operatorname{var}(x) + \varepsilon}} \cdot w + b
@@ -315,14 +315,14 @@ def layer_norm(
 
 @operator(check=_check_add_layer_norm, rows=_add_layer_norm_rows, calls=(layer_norm,))
 def add_layer_norm(
-    x: ArrayT,
+    x: ArrayInputT,
     residual: ArrayInput,
     weight: ArrayInput | None = None,
     bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
     axis: int = -1,
-) -> tuple[ArrayT, ArrayT]:
+) -> tuple[ArrayInputT, ArrayInputT]:
     r"""Add a residual, then subtract the mean and divide by the standard deviation.
 
     .. math::
@@ -373,14 +373,14 @@ def add_layer_norm(
 
 @operator(check=_check_group_norm, rows=_group_norm_rows)
 def group_norm(
-    x: ArrayT,
+    x: ArrayInputT,
     num_groups: int,
     weight: ArrayInput | None = None,
     bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
     channel_axis: int = 1,
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Normalize groups of channels, then scale and shift each channel.
 
     .. math:: y_c = \frac{x_c - \operatorname{mean}_g(x)}{\sqrt{\operatorname{var}_g(x) + \varepsilon}} \cdot w_c + b_c
@@ -441,13 +441,13 @@ def group_norm(
 
 @operator(check=_check_instance_norm, rows=_instance_norm_rows)
 def instance_norm(
-    x: ArrayT,
+    x: ArrayInputT,
     weight: ArrayInput | None = None,
     bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
     channel_axis: int = 1,
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Normalize each channel of each element of a batch, then scale and shift it.
 
     .. math:: y_c = \frac{x_c - \operatorname{mean}(x_c)}{\sqrt{\operatorname{var}(x_c) + \varepsilon}} \cdot w_c + b_c
@@ -502,7 +502,7 @@ def instance_norm(
 
 
 @operator(check=_check_l2_norm, rows=_l2_norm_rows)
-def l2_norm(x: ArrayT, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> ArrayT:
+def l2_norm(x: ArrayInputT, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> ArrayInputT:
     r"""Divide by the Euclidean length along one or more axes.
 
     .. math:: y = \frac{x}{\max(\lVert x \rVert_2, \varepsilon)}

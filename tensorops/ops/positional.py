@@ -7,7 +7,6 @@ from typing import Any
 from tensorops._dtypes import anew, compute_dtype, dtype_name, is_floating, is_integer, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -22,6 +21,7 @@ from tensorops._validation import (
 )
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
+from tensorops.typing import Array, ArrayInput, ArrayInputT, Namespace
 
 __all__ = ["rope"]
 
@@ -142,7 +142,7 @@ def _rope_rows(
 
 @operator(check=_check_rope, rows=_rope_rows)
 def rope(
-    x: ArrayT,
+    x: ArrayInputT,
     positions: ArrayInput | None = None,
     *,
     base: float = DEFAULT_BASE,
@@ -152,7 +152,7 @@ def rope(
     interleaved: bool = False,
     dims: int | None = None,
     attention_factor: float = 1.0,
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Rotary position embedding: rotate pairs of features by an angle proportional to the position.
 
     .. math:: \begin{pmatrix} y_1 \\ y_2 \end{pmatrix} = a

@@ -15,11 +15,11 @@ from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, na
 from tensorops._messages import nearest
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
 from tensorops.formats import Format
 from tensorops.libraries import has_host_values
+from tensorops.typing import Array, ArrayInput, ArrayInputT, ArrayOfKind, KindT, Namespace
 
 __all__ = ["dequantize", "quantize", "quantized_linear"]
 
@@ -351,7 +351,7 @@ def dequantize(
 
 @operator(check=_check_quantized_linear, rows=_quantized_linear_rows)
 def quantized_linear(
-    x: ArrayT,
+    x: ArrayInputT,
     weight: ArrayInput,
     scales: ArrayInput | None = None,
     biases: ArrayInput | None = None,
@@ -360,7 +360,7 @@ def quantized_linear(
     group_size: int = 32,
     format: str = "affine",
     precision: str = "highest",
-) -> ArrayT:
+) -> ArrayInputT:
     r"""Linear map of the last axis by a quantized matrix.
 
     .. math:: y = x W^\mathsf{T}, \qquad W = s \, q + b

@@ -7,7 +7,6 @@ from typing import Any
 from tensorops._dtypes import anew, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_number,
@@ -20,6 +19,7 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, is_fixed
 from tensorops.ops import _special
+from tensorops.typing import Array, ArrayInput, ArrayInputT, ArrayOfKind, KindT, Namespace
 
 __all__ = ["causal_conv1d", "gated_delta_rule"]
 
@@ -218,13 +218,13 @@ def causal_conv1d(
 def gated_delta_rule(
     q: ArrayInput,
     k: ArrayInput,
-    v: ArrayT,
+    v: ArrayInputT,
     g: ArrayInput,
     beta: ArrayInput,
     *,
     state: ArrayInput | None = None,
     scale: float | None = None,
-) -> tuple[ArrayT, Array]:
+) -> tuple[ArrayInputT, Array]:
     r"""Linear attention that corrects what its state has stored for a key, and forgets by a gate.
 
     .. math::

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import is_floating, largest_exponent, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, ArrayInput, Namespace
 from tensorops._validation import (
     as_integer,
     as_nonnegative_number,
@@ -18,6 +17,7 @@ from tensorops._validation import (
 )
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, library_of
+from tensorops.typing import Array, ArrayInput, Namespace
 
 __all__ = ["sample"]
 

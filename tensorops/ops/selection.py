@@ -8,10 +8,10 @@ from tensorops import _dtypes
 from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis
-from tensorops._typing import Array, ArrayOfKind, KindT, Namespace
 from tensorops._validation import as_bool, as_integer, normalize_axis, require_ndim, shown
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, take_along
+from tensorops.typing import Array, ArrayOfKind, KindT, Namespace
 
 __all__ = ["top_k"]
 

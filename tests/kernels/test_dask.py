@@ -16,12 +16,12 @@ import tensorops as tp
 from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops._row_axes import elementwise
-from tensorops._typing import Array
 from tensorops.backends.settings import Settings
 from tensorops.backends.trace import Trace
 from tensorops.kernels.dask import _launch
 from tensorops.kernels.dask._launch import Task, register
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
+from tensorops.typing import Array
 
 support.require("dask")
 

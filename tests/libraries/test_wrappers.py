@@ -12,9 +12,9 @@ import support
 import tensorops as tp
 from tensorops import _providers
 from tensorops._providers import Provider
-from tensorops._typing import Array
 from tensorops.backends import Backend, registry
 from tensorops.libraries import Library, _known, library_of
+from tensorops.typing import Array
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)

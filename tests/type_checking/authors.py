@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 import tensorops as tp
-from tensorops._operator import Operator, operator
-from tensorops._typing import Array, ArrayInput, ArrayT
+from tensorops.extending import Operator, operator
+from tensorops.typing import Array, ArrayInput, ArrayT
 
 
 @operator

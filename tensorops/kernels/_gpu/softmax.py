@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tensorops._dtypes import name_of
-from tensorops._typing import Dtype
 from tensorops.kernels._gpu.geometry import Rows
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Operand, Plan, Result, contiguous_strides
 from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_dtypes, rows_of
+from tensorops.typing import Dtype
 
 # As native/gpu/softmax.cl has them; WHERE by the step along a row
 _KINDS = {"softmax": 0, "log_softmax": 1, "logsumexp": 2}

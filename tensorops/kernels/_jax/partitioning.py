@@ -21,7 +21,7 @@ import numpy as np
 
 from tensorops._providers import GENERIC
 from tensorops._row_axes import RowAxes
-from tensorops._typing import Array
+from tensorops.typing import Array
 
 if TYPE_CHECKING:
     from tensorops.kernels._jax.primitive import Call

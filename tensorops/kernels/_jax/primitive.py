@@ -26,8 +26,8 @@ from tensorops import _providers
 from tensorops._kernel import BY_BODY, Configuration
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
-from tensorops._typing import Array
 from tensorops.kernels._jax import partitioning
+from tensorops.typing import Array
 
 _MOST_KNOWN = 4096
 """How many decisions (by shape, dtype, device and options) are remembered per operator."""

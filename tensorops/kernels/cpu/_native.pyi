@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tensorops._typing import Array
+from tensorops.typing import Array
 
 def __getattr__(name: str) -> Callable[..., Any]: ...  # an operator, or why it refuses arguments: `<name>_supports`
 def operators() -> list[str]: ...

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensorops import _hooks, formats
-from tensorops._typing import Array
 from tensorops.kernels.cpu import _native
+from tensorops.typing import Array
 
 _hooks.interleave_blocks.append(_native.interleave_blocks)
 _LONGEST = 16384  # elements of a row of packed weights; see native/kernels/float_panels.h

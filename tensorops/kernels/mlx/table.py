@@ -11,10 +11,10 @@ from typing import Any
 
 from tensorops import formats
 from tensorops._dtypes import dtype_name, nbytes
-from tensorops._typing import Array
 from tensorops._validation import shown
 from tensorops.ops.experts import grouped_quantized_linear
 from tensorops.ops.quantization import AFFINE, quantized_linear
+from tensorops.typing import Array
 
 _MODES = ("mxfp4", "nvfp4")
 _GROUP_SIZES = (32, 64, 128)

@@ -6,10 +6,10 @@ from typing import Any
 
 from tensorops._dtypes import dtype_name, is_integer
 from tensorops._kernel import Deviation
-from tensorops._typing import Array
 from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
+from tensorops.typing import Array
 
 _HALVES = ("float16", "bfloat16")
 _DTYPES = (*_HALVES, "float32")

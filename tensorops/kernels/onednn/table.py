@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorops._typing import Array
 from tensorops.kernels import _gemm
 from tensorops.kernels._gemm import BFLOAT16, FLOAT32
 from tensorops.kernels._wheels import Threads, library_path, load, refuse_after_fork, threads_of
 from tensorops.ops.linear import linear
+from tensorops.typing import Array
 
 _PATH = library_path("onednn", "libdnnl.so.3")
 

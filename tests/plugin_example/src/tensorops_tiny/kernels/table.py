@@ -7,20 +7,27 @@ import numpy as np
 import tensorops
 from tensorops.kernels import Deviation
 from tensorops_tiny.array import Array
+from tensorops_tiny.operators import softsign
 
 
-def _supports_silu(x):
+def _supports_wide(x):
     """Return why the kernel cannot take this array, or nothing: looking at metadata only."""
     if x.dtype not in (np.float32, np.float64):
         return f"x has dtype {x.dtype.name}, the kernel takes float32 and float64"
     return None
 
 
-@tensorops.silu.kernel("tiny", supports=_supports_silu)
+@tensorops.silu.kernel("tiny", supports=_supports_wide)
 def _(x):
     values = x.to_numpy()
     with np.errstate(all="ignore"):  # special values are results
         return Array(values / (1 + np.exp(-values)))
+
+
+@softsign.kernel("tiny", supports=_supports_wide)
+def _(x):
+    values = x.to_numpy()
+    return Array(values / (1 + np.abs(values)))
 
 
 # The operator promises a result for every finite x, which plain squares in float32 do not give. The kernel declares it,
