@@ -411,7 +411,8 @@ def _run(fn: Callable[..., Any], call: Any, backend: Backend, jit: bool) -> tupl
             hints = (_UNDER_JIT.get(cls.__name__) for cls in type(error).__mro__)
             reason = next(filter(None, hints), "") or describe_error(error)
     for record in log:
-        if not reason and record.transfers and record.operator != "to_backend":  # the latter is not silent
+        silent = record.operator != "to_backend" and record.library == library.name  # `fn` may name another backend
+        if record.transfers and silent and not reason:
             came = record.transfers[0].source
             reason = f"{record.operator} got an array of {came}: pass it as an argument, or make it with xp"
     ran = {name: tuple(sorted(kernels)) for name, kernels in log.kernels.items()}

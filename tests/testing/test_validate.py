@@ -305,6 +305,22 @@ def test_an_operator_that_is_given_an_array_of_another_library_fails(name):
     assert validate(with_an_array_of_numpy, X, backends=["numpy"]).ok
 
 
+def test_a_function_may_name_a_backend_itself():
+    support.require("array_api_strict")
+
+    def elsewhere(x):
+        with tp.set_backend("numpy"):
+            return tp.rms_norm(x)  # moved to NumPy and back
+
+    def moved(x):
+        return tp.to_backend(tp.to_backend(x, "numpy") * 2, "array_api_strict")
+
+    (row,) = validate(elsewhere, X, backends=["array_api_strict"], reference=lambda x: tp.rms_norm.generic(x)).rows
+    assert (row.status, row.reason) == ("ran", "")
+    (row,) = validate(moved, X, backends=["array_api_strict"], reference=lambda x: x * 2).rows
+    assert (row.status, row.reason) == ("ran", "")
+
+
 TRACED = {
     "branch": (branches, "a branch on a value of an array: use xp.where"),
     "number": (lambda x: x * float(x[0, 0]), "a number is taken out of an array, as by float(x): keep it an array"),
