@@ -78,6 +78,10 @@ def ends(x: ArrayT, function: Callable[[ArrayT], ArrayT]) -> ArrayT:
     return xp.take(half, best, axis=0) / xp.pi
 
 
+def largest(x: ArrayObject) -> float:
+    return float(tp.get_namespace(x).max(x))
+
+
 def calls(x: Array, w: Array, layers: list[Layer[Array]]) -> None:
     assert_type(block(x, w), Array)
     assert_type(arithmetic(x, w), Array)
