@@ -2,11 +2,11 @@
 
 The Python blocks of a page run from top to bottom in one namespace, in a separate process: a page may register
 operators and choose backends without affecting other tests. Blocks with prompts are doctests; the others must not
-raise. A line directly before a block may state what it needs, for readers and for this test:
+raise. A comment directly before a block, which readers do not see, may state what it needs:
 
-    *Needs: `jax`.*                  the module can be imported
-    *Needs: `$TENSOROPS_MODEL`.*     the environment variable is set, or the default model has been downloaded
-    *Not run: the reason.*
+    <!-- needs: jax, mlx.core -->         the modules can be imported
+    <!-- needs: $TENSOROPS_MODEL -->      the environment variable is set, or the default model has been downloaded
+    <!-- not run: the reason -->
 
 A block whose needs are not met is skipped, with the reason. ``python tests/test_docs.py PAGE`` runs one page.
 """
@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^(?P<indent> *)```(?:python|pycon)\b[^\n]*\n(?P<source>.*?)^(?P=indent)```", re.M | re.S)
-MARKER = re.compile(r"\*(?:Needs: (?P<needs>.+)|Not run: (?P<reason>.+))\.\*\s*\Z")
+MARKER = re.compile(r"<!-- (?:needs: (?P<needs>.+)|not run: (?P<reason>.+)) -->\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def snippets(page):
                 page,
                 before.count("\n") + 1,
                 textwrap.dedent(block["source"]),
-                tuple(re.findall("`(.+?)`", marker["needs"])) if marker and marker["needs"] else (),
+                tuple(marker["needs"].split(", ")) if marker and marker["needs"] else (),
                 marker["reason"] if marker and marker["reason"] else "",
             )
         )
@@ -172,6 +172,10 @@ def test_no_python_block_is_overlooked(page):
     text = page.read_text(encoding="utf-8")
     assert len(snippets(page)) == len(re.findall(r"```\s*\{?(?:code-block\} *)?py", text))
     assert text.count(">>> ") == sum(s.source.count(">>> ") for s in snippets(page))
+    marked = [s for s in snippets(page) if s.needs or s.not_run]
+    assert len(re.findall(r"(?:needs|not run): ", text, re.I)) == len(marked), (
+        "what a block needs is in a comment before it"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -213,24 +217,24 @@ def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path):
             assert x == 1, "x is " + str(x)
             ```
 
-            *Needs: `json` and `no_such_module`.*
+            <!-- needs: json, no_such_module -->
 
             ```python
             raise ValueError
             ```
 
-            *Needs: `$NO_SUCH_VARIABLE`.*
+            <!-- needs: $NO_SUCH_VARIABLE -->
             ```python
             raise ValueError
             ```
 
-            *Not run: it takes a day.*
+            <!-- not run: it takes a day -->
 
             ```python
             raise ValueError
             ```
 
-            *Needs: `json`.*
+            <!-- needs: json -->
 
             ```python
             assert x == 5
