@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tensorops._display import Displayed, Table
+from tensorops.backends.registry import unused_providers
 from tensorops.backends.trace import Transfer
 
 
@@ -63,13 +65,21 @@ class Explanation(Displayed):
     gradients: str = ""
     formats: dict[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def unused(self) -> dict[str, str]:
+        """The providers of other distributions that such a call does not ask, each with the reason and what helps.
+
+        Plug-ins are loaded for the answer, when it is read or printed.
+        """
+        return unused_providers(self.library, self.kernel, self.refused)
+
     def __str__(self) -> str:
         lines = [self._title(), *(f"  {line}" for line in self._configured())]
         if self.prepared:
             lines.append(f"  with {self.prepared} prepared")
         if self.deviation:
             lines.append(f"  {self.deviation}")
-        lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
+        lines += [f"  not {provider}: {reason}" for provider, reason in (self.refused | self.unused).items()]
         lines += [f"  moves {transfer}" for transfer in self.transfers]
         return "\n".join(lines)
 
@@ -83,7 +93,7 @@ class Explanation(Displayed):
         return tuple(filter(None, (f"with {values}" if values else "", calls, gradients)))
 
     def _table(self) -> Table:
-        rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
+        rows = [(provider, "no", reason) for provider, reason in (self.refused | self.unused).items()]
         notes = (*self._configured(), *(f"moves {transfer}" for transfer in self.transfers))
         chosen = (self.kernel, "yes", self.deviation or (f"with {self.prepared} prepared" if self.prepared else ""))
         return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)

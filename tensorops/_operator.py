@@ -102,6 +102,7 @@ class Operator(Dispatch[P, R]):
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
+        _providers.require_kernels(provider, self.__name__)
         if configuration is not None:
             self._require_separate(provider, configuration, checks)
 

@@ -62,6 +62,11 @@ class Provider:
     distribution: str = ""
     devices: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def ours(self) -> bool:
+        """Whether its kernels are a part of tensorops, not of another distribution."""
+        return self.kernels.partition(".")[0] == "tensorops"
+
     def is_installed(self) -> bool:
         """Return whether what it needs besides array libraries is installed, without loading it."""
         if not self.distribution:
@@ -97,10 +102,13 @@ def register_provider(provider: Provider) -> None:
         raise TypeError(f"register_provider: expected a tensorops Provider, got {provider!r}")
     if provider.name == GENERIC or PROVIDERS.get(provider.name, provider) != provider:
         raise ValueError(f"register_provider: the name {provider.name!r} is taken")
-    ours = provider.kernels.startswith("tensorops.") or provider.by_name
-    if not ours and (taken := {file.LIBRARY.name for file in FILES}.intersection(provider.libraries)):
+    taken = {file.LIBRARY.name for file in FILES}.intersection(provider.libraries)
+    if taken and not (provider.ours or provider.by_name):
         served = ", ".join(sorted(taken))
-        raise ValueError(f"register_provider: {provider.name!r} supports arrays of {served}, which needs by_name=True")
+        raise ValueError(
+            f"register_provider: {provider.name!r} supports arrays of {served}, which needs by_name=True, "
+            "and a Backend that names it in its `providers`"
+        )
     PROVIDERS[provider.name] = provider
     serving_library.cache_clear()
 
@@ -141,6 +149,18 @@ def require_provider(name: object) -> None:
         raise ValueError(f"unknown provider of kernels {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
 
 
+def require_kernels(name: str, operator: str) -> None:
+    """Raise `ValueError` if an operator's kernel of a provider would never be asked."""
+    require_provider(name)
+    if name == GENERIC:
+        raise ValueError(f"{operator}: {GENERIC!r} is the operator's own body, and no provider of kernels")
+    few = PROVIDERS[name].operators
+    if few and operator not in few:
+        raise ValueError(
+            f"{operator}: the provider {name!r} is asked for {', '.join(few)} only; add {operator!r} to its `operators`"
+        )
+
+
 def are_apart(one: str, other: str, library: str) -> bool:
     """Return whether two providers compute on different devices of a library, so that none takes the other's calls."""
     return PROVIDERS[one].devices.get(library) != PROVIDERS[other].devices.get(library)
@@ -157,7 +177,7 @@ def load(name: str) -> str:
         except ImportError as error:
             reason = str(error)
         except Exception as error:
-            if module.partition(".")[0] == "tensorops":
+            if PROVIDERS[name].ours:
                 raise
             reason = f"{type(error).__name__}: {error}"  # a third-party package may raise anything
         # After a first failure, the attempt of a thread that waited for it may fail in another way.

@@ -405,6 +405,18 @@ def test_two_kernels_of_one_provider_are_an_error(adder):
         adder.register(one=Fake(1.0))
 
 
+def test_a_kernel_that_nothing_would_ask_is_an_error(adder, monkeypatch):
+    with pytest.raises(ValueError, match=r"^unknown provider of kernels 'twoo' \(did you mean 'two'\?\)"):
+        adder.kernel("twoo", supports=lambda x: None)
+    with pytest.raises(ValueError, match=r"^adder: 'generic' is the operator's own body, and no provider of kernels$"):
+        adder.kernel("generic", supports=lambda x: None)
+    few = Provider("few", ("numpy",), "few", "for two operators", operators=("linear", "silu"))
+    monkeypatch.setitem(_providers.PROVIDERS, "few", few)
+    message = r"^adder: the provider 'few' is asked for linear, silu only; add 'adder' to its `operators`$"
+    with pytest.raises(ValueError, match=message):
+        adder.kernel("few", supports=lambda x: None)
+
+
 def test_an_operator_needs_an_array():
     def nothing(x: int) -> int:
         """Return `x`."""

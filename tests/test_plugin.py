@@ -518,12 +518,142 @@ with tp.set_backend("numpy", providers=["odd", "generic"]):
     reason = "ValueError: register_provider: 'odd' supports arrays of numpy, which needs by_name=True"
     assert reason in refused
     assert reason in run(CONFORMANCE, tmp_path)[-1]
+    assert f"not odd: the plug-in of odd-distribution failed to load: {reason}" in run(EXPLAINED, tmp_path)[1]
+    report = doctor(tmp_path, status=1)
+    (problem,) = report["problems"]
+    assert reason in problem["problem"]
+    assert problem["remedy"] == "pip install --upgrade odd-distribution"
+
+
+# --- providers that nothing uses ---------------------------------------------------------------------
+
+
+EXPLAINED = "print(tp.silu.explain(X))"
+KERNEL = """
+import tensorops
+@tensorops.{operator}.kernel({name!r}, supports=lambda x: None)
+def _(x):
+    return x
+"""
+
+
+def doctor(*folders, status=0):
+    """Return what `tensorops doctor` reports with folders on the path."""
     pytest.importorskip("click")
     pytest.importorskip("rich")
     command = [sys.executable, "-m", "tensorops", "doctor", "--json"]
-    environment = {**os.environ, **support.only("numpy", folders=[tmp_path]), "TENSOROPS_CONFIG": ""}
+    environment = {**os.environ, **support.only("numpy", folders=folders), "TENSOROPS_CONFIG": ""}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 1, process.stderr
-    (problem,) = json.loads(process.stdout)["problems"]
-    assert reason in problem["problem"]
-    assert problem["remedy"] == "pip install --upgrade odd-distribution"
+    assert process.returncode == status, process.stderr
+    return json.loads(process.stdout)
+
+
+def notes_on_kernels(folder):
+    return [note for note in doctor(folder)["notes"] if "odd" in note]
+
+
+def test_a_provider_that_no_backend_names_is_named_by_explain_and_doctor(tmp_path):
+    write_plugin(tmp_path, "odd", "odd:backend", ROW.format(name="odd", more="") + PROVIDER.format(by_name=True), ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text(KERNEL.format(operator="silu", name="odd"))
+    said = (
+        "it has by_name=True, and no backend names it in its `providers`; to fix it: set_backend(..., "
+        "providers=['odd', 'generic']) in a program; its author names it in the `providers` of a Backend in the entry "
+        "points tensorops.backends"
+    )
+    explained = run(EXPLAINED, tmp_path)
+    assert f"  not odd: {said}" in explained
+    assert explained[0].startswith("silu: ")
+    assert notes_on_kernels(tmp_path) == [f"kernels of odd are not used: {said}"]
+
+
+def test_conformance_tests_a_provider_by_name(tmp_path):
+    """Also one that no backend names."""
+    write_plugin(tmp_path, "odd", "odd:backend", ROW.format(name="odd", more="") + PROVIDER.format(by_name=True), ENTRY)
+    kernel = KERNEL.format(operator="relu", name="odd").replace("return x", "return x.clip({least})")
+    code = """
+from tensorops.testing import check_conformance
+report = check_conformance("numpy", operators=["relu"], dtypes=["float32"], implementations=["odd"])
+print({(o.implementation, o.status) for o in report.outcomes})
+"""
+    kernels = tmp_path / "odd_kernels.py"
+    kernels.write_text(kernel.format(least=0))
+    assert run(code, tmp_path) == ["{('odd', 'passed')}"]
+    kernels.write_text(kernel.format(least=1))
+    wrong = support.python(PRELUDE + code, **support.only("numpy", folders=[tmp_path]))
+    assert "relu odd float32 typical: failed" in wrong.stderr
+    kernels.write_text("raise OSError('the driver is too old')")
+    unloaded = support.python(PRELUDE + code, **support.only("numpy", folders=[tmp_path]))
+    assert "the kernels of the provider 'odd' do not load: OSError: the driver is too old" in unloaded.stderr
+
+
+def test_explain_says_which_backend_uses_a_provider(tmp_path):
+    source = ROW.format(name="odd", more=", providers=('odd',)") + PROVIDER.format(by_name=True)
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text(KERNEL.format(operator="silu", name="odd"))
+    assert "  not odd: it is asked by name only; to fix it: set_backend('odd')" in run(EXPLAINED, tmp_path)
+    code = "with tp.set_backend('odd'):\n    print(tp.silu.explain(X), tp.silu.explain(X).unused)"
+    assert run(code, tmp_path) == ["silu: odd on numpy (backend odd) {}"]
+    assert notes_on_kernels(tmp_path) == []
+
+
+def test_a_provider_for_a_library_that_there_is_not_is_named(tmp_path):
+    source = ROW.format(name="odd", more="") + PROVIDER.format(by_name=True).replace('("numpy",)', '("nunpy",)')
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text(KERNEL.format(operator="silu", name="odd"))
+    said = (
+        "no array library here has the name that it supports: 'nunpy' (did you mean 'numpy'?); to fix it: its author "
+        "corrects `libraries`, or names a Backend of that library in the entry points tensorops.backends"
+    )
+    assert f"  not odd: {said}" in run(EXPLAINED, tmp_path)
+    assert notes_on_kernels(tmp_path) == [f"kernels of odd are not used: {said}"]
+
+
+def test_a_provider_without_its_package_is_named(tmp_path):
+    provider = PROVIDER.format(by_name=True).replace("by_name=True", "by_name=True, distribution='odd-driver'")
+    write_plugin(tmp_path, "odd", "odd:backend", ROW.format(name="odd", more="") + provider, ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text("")
+    said = "odd-driver is not installed; to fix it: pip install odd-driver"
+    assert f"  not odd: {said}" in run(EXPLAINED, tmp_path)
+    assert notes_on_kernels(tmp_path) == [f"kernels of odd are not used: {said}"]
+
+
+def test_a_provider_that_another_one_precedes_is_named(tmp_path, installed):
+    provider = PROVIDER.format(by_name=False).replace('("numpy",)', '("tiny",)').replace("by_name", "rank=1, by_name")
+    write_plugin(tmp_path, "odd", "odd:backend", ROW.format(name="odd", more="") + provider, ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text(KERNEL.format(operator="silu", name="odd"))
+    code = "from tensorops_tiny.array import Array\nprint(tp.silu.explain(Array(X)))"
+    assert run(code, tmp_path, installed) == [
+        "silu: tiny on tiny (backend auto)",
+        "  not odd: tiny is asked before it; to fix it: set_backend(..., providers=['odd', 'generic'])",
+    ]
+
+
+def test_a_provider_whose_module_registers_no_kernel_is_named_by_doctor(tmp_path):
+    source = ROW.format(name="odd", more=", providers=('odd',)") + PROVIDER.format(by_name=True)
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text("def unregistered(x): return x")
+    assert notes_on_kernels(tmp_path) == [
+        "kernels of odd are not used: importing odd_kernels registers no kernel; to fix it: its author registers them "
+        "there: @tensorops.silu.kernel('odd', supports=...)"
+    ]
+
+
+def test_a_kernel_for_a_misspelt_provider_is_the_reason_why_its_provider_does_not_load(tmp_path):
+    source = ROW.format(name="odd", more=", providers=('odd',)") + PROVIDER.format(by_name=True)
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
+    tmp_path.joinpath("odd_kernels.py").write_text(KERNEL.format(operator="silu", name="odds"))
+    reason = "ValueError: unknown provider of kernels 'odds' (did you mean 'odd'?)"
+    (explained,) = run("with tp.set_backend('odd'):\n    print(tp.silu.explain(X).refused['odd'])", tmp_path)
+    assert explained.startswith(reason)
+    (problem,) = doctor(tmp_path, status=1)["problems"]
+    assert problem["problem"].startswith(f"kernels of odd: {reason}")
+
+
+def test_entry_points_in_a_misspelt_group_are_named_by_doctor(tmp_path):
+    source = ROW.format(name="odd", more="") + PROVIDER.format(by_name=True)
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY.replace("providers", "provider"))
+    assert notes_on_kernels(tmp_path) == [
+        "odd-distribution has entry points in the group tensorops.provider, which nothing reads (did you mean "
+        "'tensorops.providers'?); to fix it: its author corrects the name to one of tensorops.backends, "
+        "tensorops.providers"
+    ]

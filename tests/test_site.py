@@ -86,8 +86,9 @@ def test_links_of_the_readme_have_one_place_where_an_address_can_be_put_in_front
 # --- what doctor says ---------------------------------------------------------------------------------------------
 
 MESSAGES = {
-    "tensorops/cli/doctor.py": ("examine_*", "problem*", "notes_on_opencl", "_note_on_intels_driver"),
+    "tensorops/cli/doctor.py": ("examine_*", "problem*", "why_unused", "notes_on_opencl", "_note_on_intels_driver"),
     "tensorops/backends/probing.py": ("_try", "_compute*", "_what_is_tried", "_run", "refuse_hanging_plugin"),
+    "tensorops/backends/registry.py": ("why_unused",),
     "tensorops/backends/config_file.py": ("_[a-z]*", "backend_name", "priority", "read_file"),
     "tensorops/hardware/nvidia.py": ("*",),
     "tensorops/hardware/accelerator.py": ("visible",),

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks
 from tensorops._display import printable, shortened
 from tensorops._messages import describe_error, nearest
-from tensorops._providers import PROVIDERS, Provider, register_failure, register_provider
-from tensorops.libraries import FILES, Backend, Library, register_library
+from tensorops._providers import (
+    PROVIDERS,
+    Provider,
+    load,
+    register_failure,
+    register_provider,
+    serving_library,
+)
+from tensorops.libraries import FILES, LIBRARIES, Backend, Library, register_library
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -204,25 +211,85 @@ def made_by(point: EntryPoint) -> Any:
     return found()  # registering checks it
 
 
+def why_unused(provider: Provider) -> tuple[str, str]:
+    """Return why no backend asks a provider of another distribution, and what helps; empty strings if one does."""
+    if not provider.kernels:
+        return load(provider.name), f"pip install --upgrade {provider_plugins[provider.name]}"
+    if not LIBRARIES.keys() & provider.libraries:
+        said = ", ".join(map(repr, provider.libraries)) or "none"
+        hint = nearest(provider.libraries[0], LIBRARIES) if provider.libraries else ""
+        return (
+            f"no array library here has the name that it supports: {said}{hint}",
+            f"its author corrects `libraries`, or names a Backend of that library in the entry points {BACKENDS_GROUP}",
+        )
+    if not provider.is_installed():
+        return f"{provider.distribution} is not installed", f"pip install {provider.distribution}"
+    if provider.by_name and not _naming(provider):
+        return (
+            "it has by_name=True, and no backend names it in its `providers`",
+            f"set_backend(..., providers=[{provider.name!r}, 'generic']) in a program; its author names it in the "
+            f"`providers` of a Backend in the entry points {BACKENDS_GROUP}",
+        )
+    return "", ""
+
+
+def _naming(provider: Provider) -> list[str]:
+    return [backend.name for backend in BACKENDS.copy().values() if provider.name in (backend.providers or ())]
+
+
+def unused_providers(library: str, kernel: str, refused: Collection[str]) -> dict[str, str]:
+    """Return the providers of other distributions that a call on a library's arrays does not ask, and why.
+
+    Plug-ins are loaded for the answer. `kernel` is the provider that runs, `refused` are those before it.
+    """
+    load_plugins()
+    reasons = {}
+    for name, provider in PROVIDERS.copy().items():
+        if provider.ours or name == kernel or name in refused:
+            continue
+        if library not in provider.libraries and LIBRARIES.keys() & provider.libraries:
+            continue
+        reason, remedy = why_unused(provider)
+        if not reason and provider.by_name:
+            reason, remedy = "it is asked by name only", f"set_backend({_naming(provider)[0]!r})"
+        elif not reason and {name, kernel} <= {*serving_library(library)}:
+            reason, remedy = f"{kernel} is asked before it", f"set_backend(..., providers=[{name!r}, 'generic'])"
+        if reason:
+            reasons[name] = f"{reason}; to fix it: {remedy}"
+    return reasons
+
+
 def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
-    """Return the entry points of these groups and the distribution of each; broken distributions are skipped.
+    """Return the entry points of these groups and the distribution of each.
 
     Those of providers come first, so that backends can name them.
     """
+    found = _points_by_distribution()
+    for group in (PROVIDERS_GROUP, BACKENDS_GROUP):
+        yield from ((owner, point) for owner, points in found.items() for point in points if point.group == group)
+
+
+def misspelt_groups() -> list[tuple[str, str]]:
+    """Return the distributions with entry points for tensorops in a group that there is not, and the group's name."""
+    found = _points_by_distribution()
+    groups = (BACKENDS_GROUP, PROVIDERS_GROUP)
+    return [(owner, point.group) for owner, points in found.items() for point in points if point.group not in groups]
+
+
+def _points_by_distribution() -> dict[str, list[EntryPoint]]:
+    """Return the entry points whose groups begin with ``tensorops.``; broken distributions are skipped."""
     from importlib.metadata import distributions
 
     found: dict[str, list[EntryPoint]] = {}
     for distribution in distributions():
         try:
-            text = distribution.read_text("entry_points.txt") or ""
-            if BACKENDS_GROUP not in text and PROVIDERS_GROUP not in text:
+            if "[tensorops." not in (distribution.read_text("entry_points.txt") or ""):
                 continue
-            points = [p for p in distribution.entry_points if p.group in (BACKENDS_GROUP, PROVIDERS_GROUP)]
+            points = [p for p in distribution.entry_points if p.group.startswith("tensorops.")]
             found.setdefault(distribution.metadata["Name"], points)  # the first on the path is the one imported
         except Exception:  # noqa: S112 - an unreadable entry is not a distribution
             continue
-    for group in (PROVIDERS_GROUP, BACKENDS_GROUP):
-        yield from ((owner, point) for owner, points in found.items() for point in points if point.group == group)
+    return found
 
 
 def _register_failure(point: EntryPoint, owner: str, error: BaseException) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from tensorops._messages import describe_error, installed_from
+from tensorops._messages import describe_error, installed_from, nearest
 from tensorops.backends import config_file, registry
 from tensorops.backends.config_file import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import REQUIREMENTS, Probe
@@ -23,6 +23,7 @@ from tensorops.libraries import Backend
 from tensorops.libraries.pyopencl import INTELS_PACKAGES, intels_driver
 
 if TYPE_CHECKING:
+    from tensorops._providers import Provider
     from tensorops.hardware import Hardware
 
 TIMED = ("rms_norm", "softmax", "linear")
@@ -43,6 +44,7 @@ def doctor(everything: bool, measured: bool, as_json: bool) -> None:
     from tensorops.hardware import detect_hardware
 
     problems: list[dict[str, str]] = []
+    notes: list[str] = []
     examine_requirements(problems)
     configured = examine_configuration(problems)
     native = examine_native(problems)
@@ -55,9 +57,9 @@ def doctor(everything: bool, measured: bool, as_json: bool) -> None:
         "hardware": hardware.to_dict(),
         "optimal": best_here(),
         "configuration": configured,
-        "plugins": examine_plugins(problems),
+        "plugins": examine_plugins(problems, notes),
         "backends": [_row(backend, probed) for backend, probed in found],
-        "notes": [*hardware.notes, *notes_on_opencl(hardware), *examine_drivers(hardware, problems)],
+        "notes": [*hardware.notes, *notes_on_opencl(hardware), *examine_drivers(hardware, problems), *notes],
         "problems": problems,
     }
     times = bench.on_backends(TIMED, seconds=SECONDS) if measured and not problems else None
@@ -213,8 +215,11 @@ def _remedy_of(source: str) -> str:
     return f"unset {source}" if source.startswith("TENSOROPS_") else "tensorops config --backend=auto --no-force"
 
 
-def examine_plugins(problems: list[dict[str, str]]) -> list[dict[str, str | None]]:
-    """Return the backends and providers of other distributions, and why one failed to load, which is a problem."""
+def examine_plugins(problems: list[dict[str, str]], notes: list[str]) -> list[dict[str, str | None]]:
+    """Return the backends and providers of other distributions, and why one failed to load, which is a problem.
+
+    A provider that loads, but that nothing uses, is a note.
+    """
     from tensorops import _providers
 
     registry.load_plugins()
@@ -231,7 +236,28 @@ def examine_plugins(problems: list[dict[str, str]]) -> list[dict[str, str | None
         for each in found
         if each["reason"]
     ]
+    for name in sorted(registry.provider_plugins):
+        reason, remedy = ("", "") if _providers.load(name) else why_unused(_providers.PROVIDERS[name])
+        if reason:
+            notes.append(f"kernels of {name} are not used: {reason}; to fix it: {remedy}")
+    for owner, group in registry.misspelt_groups():
+        valid = (registry.BACKENDS_GROUP, registry.PROVIDERS_GROUP)
+        notes.append(
+            f"{owner} has entry points in the group {group}, which nothing reads{nearest(group, valid)}; to fix it: "
+            f"its author corrects the name to one of {', '.join(valid)}"
+        )
     return found
+
+
+def why_unused(provider: Provider) -> tuple[str, str]:
+    """Return why nothing uses a provider whose kernels load, and what helps; empty strings if something does."""
+    from tensorops._operator import OPERATORS
+
+    reason, remedy = registry.why_unused(provider)
+    if not reason and all(operator.kernel_of(provider.name) is None for operator in OPERATORS.values()):
+        reason = f"importing {provider.kernels} registers no kernel"
+        remedy = f"its author registers them there: @tensorops.silu.kernel({provider.name!r}, supports=...)"
+    return reason, remedy
 
 
 def notes_on_opencl(hardware: Hardware) -> list[str]:

@@ -22,7 +22,7 @@ from tensorops._operator import OPERATORS, Operator
 from tensorops._providers import GENERIC
 from tensorops._trees import map_arrays
 from tensorops.backends.probing import first_available
-from tensorops.backends.registry import resolve
+from tensorops.backends.registry import load_plugins, resolve
 from tensorops.libraries import Backend
 from tensorops.testing._libraries import arrays_in, dtypes_held, there, unreachable
 from tensorops.testing._running import check_refusal, check_result, run
@@ -119,8 +119,8 @@ def check_conformance(
     backend : str
         Its name or an alias.
     operators, dtypes, implementations : collection of str, optional
-        Only these operators, floating dtypes and implementations (``"generic"``, or a provider of the backend); all
-        that have cases by default.
+        Only these operators, floating dtypes and implementations; all that have cases by default. An implementation is
+        ``"generic"`` or a provider: one that the backend uses, or any other for its arrays.
 
     Returns
     -------
@@ -131,8 +131,8 @@ def check_conformance(
     ------
     AssertionError
         If a case failed, none passed, or a kernel refused every case and was therefore not tested, or the kernels of a
-        provider that the backend names, of another distribution, do not load. The message lists operator,
-        implementation, dtype, case and reason.
+        provider of another distribution, which the backend or `implementations` names, do not load. The message lists
+        operator, implementation, dtype, case and reason.
     ValueError
         If a name is unknown, or an operator is your own and has no cases; the message lists the valid names.
     BackendUnavailableError
@@ -150,9 +150,8 @@ def check_conformance(
     report = ConformanceReport(resolve(backend).name, tuple(outcomes))
     if report.failures:
         raise AssertionError(str(report))
-    for name in resolve(backend).providers or ():
-        theirs = not _providers.PROVIDERS[name].kernels.startswith("tensorops.")
-        if theirs and (reason := _providers.load(name)):
+    for name in {*(resolve(backend).providers or ()), *(implementations or ())} - {GENERIC}:
+        if not _providers.PROVIDERS[name].ours and (reason := _providers.load(name)):
             raise AssertionError(f"{report}, but the kernels of the provider {name!r} do not load: {reason}")
     if not report.count("passed"):
         reasons = dict.fromkeys(outcome.message for outcome in report.outcomes if outcome.message)
@@ -293,7 +292,7 @@ def subjects(
     found = []
     for name in _tested(operators):
         operator = OPERATORS[name]
-        for implementation in _selected("implementation", implementations, (GENERIC, *_providers.serving(chosen))):
+        for implementation in _selected("implementation", implementations, _implementations(implementations, chosen)):
             unloaded = "" if implementation == GENERIC else _providers.load(implementation)
             device = _device_for(implementation, chosen.library)
             if device is not None:
@@ -309,6 +308,16 @@ def subjects(
                 reason = unloaded or lacks
                 found.append(Subject(chosen, operator, implementation, dtype, cases, invalid, reason, device))
     return tuple(found)
+
+
+def _implementations(wanted: Collection[str] | None, backend: Backend) -> tuple[str, ...]:
+    """Return what may be tested on a backend: what it uses, and what is wanted by name for the same arrays."""
+    used = (GENERIC, *_providers.serving(backend))
+    if not wanted or set(wanted) <= {*used}:
+        return used
+    load_plugins()
+    others = [row for name, row in _providers.PROVIDERS.items() if name in wanted and name not in used]
+    return (*used, *(row.name for row in others if not row.kernels or backend.library.name in row.libraries))
 
 
 def _device_for(implementation: str, row: Library) -> str | None:

@@ -151,8 +151,7 @@ def test_wrappers_are_only_opened_for_kernels(row, adder):
 def test_a_kernel_that_takes_wrappers_gets_and_returns_them(row, adder):
     got = []
 
-    @adder.kernel("wrapping", supports=lambda x, y=None: None, checks=True, wrappers=True)
-    def _(x, y=None):
+    def kernel(x, y=None):
         got.append((type(x), type(y)))
         wrapped = Wrapper in got[-1]
         return tuple(a if a is None else (a.view(Wrapper) if wrapped else Bare(a)) for a in (values(x) + 2, None))
@@ -165,6 +164,7 @@ def test_a_kernel_that_takes_wrappers_gets_and_returns_them(row, adder):
         patch.setitem(_providers.PROVIDERS, "wrapping", provider)
         patch.setitem(_providers._reasons, "wrapping", "")
         _providers.serving_library.cache_clear()
+        adder.kernel("wrapping", supports=lambda x, y=None: None, checks=True, wrappers=True)(kernel)
         UNWRAPPED.clear()
         for given, second, expected in (
             (Bare(X), None, Bare),
