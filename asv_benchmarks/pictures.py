@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorops._messages import installing
-
 SUFFIXES = (".svg", ".png", ".html")
 TEXT = "#666666"
 # Okabe and Ito's colours, made lighter or darker where needed: for people who confuse red and green as well.
@@ -109,7 +107,7 @@ def require_drawable(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise CannotDrawError(f"pictures need matplotlib: {installing('bench')} ({error})") from None
+        raise CannotDrawError(f"pictures need matplotlib: pip install matplotlib ({error})") from None
 
 
 def draw(report: dict[str, Any], path: Path) -> bytes:

@@ -68,4 +68,4 @@ def installing(extra: str) -> str:
 
     In a source tree that was never installed, pip must take the tree, and would look for the name in an index.
     """
-    return f"pip install --editable '.[{extra}]'" if installed_from() is None else f"pip install 'tensorops[{extra}]'"
+    return f"pip install -e '.[{extra}]'" if installed_from() is None else f"pip install 'tensorops[{extra}]'"

@@ -182,7 +182,7 @@ def test_no_python_block_is_overlooked(page):
 def test_clones_are_installed_so_that_python_finds_the_kernels_in_them(page):
     """Without -e, Python started in the clone imports its sources, which have no compiled module."""
     text = page.read_text(encoding="utf-8")
-    assert re.findall(r"pip install '?\.(?:\[.*\]|'|\s|$)", text) == []
+    assert re.findall(r"pip install (?:--editable )?'?\.(?:\[.*\]|'|\s|$)", text) == []
     assert page.name != "README.md" or len(re.findall(r"^pip install -e '\.\[", text, re.M)) == 2
 
 

@@ -1,8 +1,8 @@
 """Tables of what tensorops can do, read from its own registries when the documentation is built.
 
 Three directives without arguments: ``operators`` (operator × provider of kernels), ``libraries`` (array library ×
-extra × floating dtypes) and ``backends``. ``families`` names modules of `tensorops.ops` and lists their operators, with
-a page for each. No list is kept by hand, so none can fall behind the code.
+what installs it × floating dtypes) and ``backends``. ``families`` names modules of `tensorops.ops` and lists their
+operators, with a page for each. No list is kept by hand, so none can fall behind the code.
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ class Operators(Directive):
             for name in sorted(OPERATORS)
         ]
         head = ["Operator", *(code(name) for name in kernels)]
-        legend = "✓: run and tested. ○: compiled and emulated or interpreted, but never run on the hardware it is for. "
-        legend += (
-            "∂: gradients by kernels, too, or by the library's own functions; elsewhere by its operations of the body."
+        legend = (
+            "✓: run and tested. ○: compiled and emulated or interpreted, but never run on the hardware it is for. "
+            "(✓) and (○): the same, but the provider does not load where this page was built; the reasons are below. "
+            "∂: gradients by kernels, too, or by the library's own functions; elsewhere by its operations of the body. "
+            "–: no kernel; the generic body computes."
         )
         shown = table(head, rows, "matrix")
         return [nodes.paragraph("", legend), shown, *self.note({p: why for p, why in reasons.items() if why})]
@@ -147,11 +149,11 @@ class Libraries(Directive):
     """Every array library, how to install it, its providers, and the floating dtypes that it supports."""
 
     def run(self) -> list[nodes.Node]:
-        head = ["Library", "Extra", "Standard", "Kernels of", "Floating dtypes"]
+        head = ["Library", "Installed by", "Standard", "Kernels of", "Floating dtypes"]
         rows = [
             [
                 code(row.name),
-                code(f"tensorops[{row.extra}]") if row.extra else "always available",
+                self.installed_by(row),
                 code(row.standard),
                 codes(_providers.serving_library(row.name)),
                 floating_dtypes(row),
@@ -159,6 +161,12 @@ class Libraries(Directive):
             for row in LIBRARIES.values()
         ]
         return [table(head, rows)]
+
+    @staticmethod
+    def installed_by(row: Library) -> Cell:
+        if row is LIBRARIES["numpy"]:
+            return "tensorops itself"
+        return code(f"pip install 'tensorops[{row.extra}]'" if row.extra else f"pip install {row.packages[0]}")
 
 
 class Backends(Directive):

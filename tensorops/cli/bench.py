@@ -183,7 +183,7 @@ def _available() -> tuple[Backend, ...]:
     """Return the backends that compute here, but for those that exist for tests."""
     from tensorops.cli.backends import probe_best_first
 
-    return tuple(b for b, probed in probe_best_first() if not probed.reason and b.library.extra != "test")
+    return tuple(b for b, probed in probe_best_first() if not probed.reason and not b.for_tests)
 
 
 def _of_decoding(operators: tuple[str, ...], named: tuple[Backend, ...], seconds: float, model: Path | None) -> Report:

@@ -139,14 +139,14 @@ def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
         cpu = resolve("cpu")
         remedy = probe(cpu).remedy if "environment variable" in reason else cpu.remedy
         if installed_from() is None:
-            remedy = "pip install --editable ."
+            remedy = "pip install -e ."
         problems.append({"problem": f"the compiled kernels do not load: {reason}", "remedy": remedy})
         return {"loaded": False, "reason": reason}
     from tensorops.kernels.cpu import _native
 
     if better := _native.better_targets():
         said = f"the kernels were compiled for {', '.join(_native.targets())}, but this processor can run {better[0]}"
-        problems.append({"problem": said, "remedy": "pip install --editable . -C cmake.define.TENSOROPS_TARGETS=all"})
+        problems.append({"problem": said, "remedy": "pip install -e . -C cmake.define.TENSOROPS_TARGETS=all"})
     facts = {"target": _native.target(), "targets": _native.targets(), "num_threads": _native.num_threads() or None}
     return {"loaded": True, "reason": None, "file": _native.__file__, **facts}
 

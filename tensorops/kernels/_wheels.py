@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tensorops import _providers
+from tensorops._messages import installing
 from tensorops.backends.process import process
 from tensorops.hardware import usable_processors
 
@@ -33,17 +34,17 @@ def library_path(distribution: str, name: str) -> Path:
     ImportError
         If it is not there, with what to do.
     """
-    remedy = f"pip install 'tensorops[{distribution}]'"
+    remedy = installing(distribution)
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ImportError(f"{distribution} is supported on x86-64 Linux only")
     try:
         files = importlib.metadata.files(distribution) or ()
     except importlib.metadata.PackageNotFoundError:
-        raise ImportError(f"{distribution} is not installed; to install it: {remedy}") from None
+        raise ImportError(f"{distribution} is not installed; to fix it: {remedy}") from None
     for file in files:
         if file.name == name:
             return Path(str(file.locate())).resolve()
-    raise ImportError(f"the installed version of {distribution} has no {name}; to install another one: {remedy}")
+    raise ImportError(f"the installed version of {distribution} has no {name}; to fix it: {remedy}")
 
 
 _loading = threading.RLock()

@@ -25,7 +25,8 @@ def _files() -> list[ModuleType]:
     package = sys.modules[__package__]
     names = (info.name for info in pkgutil.iter_modules(package.__path__))
     files = [importlib.import_module(f"{__package__}.{name}") for name in names if not name.startswith("_")]
-    return sorted(files, key=lambda file: file.LIBRARY.extra == "test")  # errors list libraries in this order
+    # Errors list libraries in this order.
+    return sorted(files, key=lambda file: all(backend.for_tests for backend in file.BACKENDS))
 
 
 FILES: tuple[ModuleType, ...] = tuple(_files())

@@ -38,7 +38,6 @@ LIBRARY = Library(
     quiet=numpy_quiet,
     host_values=lambda x: True,
     sums_in_order=True,
-    extra="test",
 )
 
 BACKENDS = (

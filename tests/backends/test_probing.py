@@ -107,9 +107,10 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
             return None
     import importlib.util
     found = importlib.util.find_spec
-    importlib.util.find_spec = lambda name, package=None: None if name in ("jax", "cupy") else found(name, package)
+    missing = ("jax", "cupy", "array_api_strict")
+    importlib.util.find_spec = lambda name, package=None: None if name in missing else found(name, package)
     import tensorops
-    for name in ("jax", "cuda"):
+    for name in ("jax", "cuda", "array_api_strict"):
         try:
             tensorops.set_backend(name)
         except tensorops.BackendUnavailableError as error:
@@ -119,6 +120,8 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
     assert result.stdout.splitlines() == [
         "backend 'jax' is not available: jax is not installed; to fix it: pip install 'tensorops[jax]'",
         "backend 'cuda' is not available: cupy is not installed; to fix it: pip install 'tensorops[cuda]'",
+        "backend 'array_api_strict' is not available: array_api_strict is not installed; to fix it: "
+        "pip install array_api_strict",
     ], result.stderr
 
 

@@ -200,7 +200,7 @@ def test_kernels_compiled_for_older_processors(doctor, monkeypatch):
     code, report = doctor()
     compiled = ", ".join(native.targets())
     problem = f"the kernels were compiled for {compiled}, but this processor can run v9"
-    assert (problem, "pip install --editable . -C cmake.define.TENSOROPS_TARGETS=all") in problems(report)
+    assert (problem, "pip install -e . -C cmake.define.TENSOROPS_TARGETS=all") in problems(report)
     assert code == 1
 
 
@@ -253,10 +253,8 @@ def test_a_source_tree_that_was_never_installed(doctor, monkeypatch):
     monkeypatch.setitem(_providers._reasons, "cpu", "it holds no compiled module")
     monkeypatch.setattr(probing, "_probes", {})
     _, report = doctor()
-    assert ("the compiled kernels do not load: it holds no compiled module", "pip install --editable .") in problems(
-        report
-    )
-    assert installing("jax") == "pip install --editable '.[jax]'"
+    assert ("the compiled kernels do not load: it holds no compiled module", "pip install -e .") in problems(report)
+    assert installing("jax") == "pip install -e '.[jax]'"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import tensorops as tp
 from tensorops.testing import REFERENCES, assert_matches
 
 support.require("dask")
-distributed = pytest.importorskip("distributed", reason="distributed is not installed: pip install 'tensorops[test]'")
+distributed = pytest.importorskip("distributed", reason="distributed is not installed: pip install distributed")
 
 import dask.array as da  # noqa: E402
 

@@ -421,7 +421,7 @@ print({provider!r} in tp.linear.explain(x, x).refused, tp.is_backend_available({
     assert result.stdout.splitlines() == [
         f"backend '{provider}' is not available: {provider} is not installed; to fix it: {remedy}",
         f"linear: no kernel that was asked for takes these arguments: {provider}: {provider} is not installed; "
-        f"to install it: {remedy}",
+        f"to fix it: {remedy}",
         "False False",
     ], result.stderr
 

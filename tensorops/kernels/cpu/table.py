@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     if (tree / "native" / "CMakeLists.txt").exists() and installed_from() != tree.as_uri():
         reason = (
             "tensorops was imported from its source tree, which holds no compiled module; start Python in another "
-            "folder, or install with: pip install --editable . (it needs a C++ compiler; Debian: apt-get install g++)"
+            "folder, or install with: pip install -e . (it needs a C++ compiler; Debian: apt-get install g++)"
         )
     else:
         reason = (
