@@ -24,6 +24,11 @@ _PRELUDE = """#ifdef __clang__
 #pragma clang diagnostic ignored "-Wpsabi"
 #endif
 """
+_POCL_FAILED = (
+    "PoCL's compiler refuses processors that are newer than itself, such as Zen 4 and 5; Intel's driver runs on those "
+    "of any maker: pip install intel-opencl-rt intel-cmplr-lib-rt. To use it, import tensorops before the program "
+    "first asks PyOpenCL for platforms or a context, or set OCL_ICD_VENDORS to the path of libintelocl.so"
+)
 _programs: dict[tuple[Any, Any, str], Any] = {}
 _compiling = threading.Lock()  # warnings are silenced for the whole process
 _found = threading.RLock()  # two threads must not make two contexts for one device, or two devices for one queue
@@ -199,6 +204,8 @@ class Device:
                         found = self._compile(_PRELUDE + source)
                     except cl.Error as error:  # no later attempt would end otherwise
                         found = error
+                        if "BUILD_PROGRAM_FAILURE" in str(error) and "Portable" in self.cl_device.platform.name:
+                            error.add_note(_POCL_FAILED)
                     if len(_programs) >= _MAX_PROGRAMS:
                         _programs.clear()
                         self.plans.clear()  # which hold their kernels, and these their programs

@@ -126,37 +126,41 @@ def intels_driver() -> str:
     return ""
 
 
-def _show_intels_driver() -> None:
+def _show_intels_driver() -> str:
     """Let OpenCL's loader find that driver; the package names it by a path of the machine that it was built on.
+
+    Returns what `OCL_ICD_VENDORS` was set to, or an empty string.
 
     When a program first asks for OpenCL's platforms, the loader loads the driver that is named, or those of a folder
     with a file for each. Given a folder, PyOpenCL's also loads PoCL next to itself, with which Intel's ends the process
     on some processors; so it gets one only where the system has drivers. A program that names its drivers keeps these.
     """
     if sys.platform != "linux" or os.environ.get(_DRIVERS) or not (driver := intels_driver()):
-        return
+        return ""
     from hashlib import sha256
     from pathlib import Path
 
     try:
         files = {path.name: path.read_text() for path in sorted(Path("/etc/OpenCL/vendors").glob("*.icd"))}
         if any(_INTELS_DRIVER in content for content in files.values()):
-            return
+            return ""
         if not files:
             os.environ[_DRIVERS] = driver
-            return
+            return driver
         files["intel-opencl-rt.icd"] = f"{driver}\n"
         folder = cache_folder() / "opencl-vendors" / sha256(repr(files).encode()).hexdigest()[:16]
         for name, content in files.items():
             if not (folder / name).exists():
                 write_atomically(folder / name, content)
     except (OSError, ValueError):  # no place for the folder, or no text
-        return
+        return ""
     os.environ[_DRIVERS] = str(folder)
+    return str(folder)
 
 
 _DRIVERS = "OCL_ICD_VENDORS"
-_show_intels_driver()
+SHOWN = _show_intels_driver()
+"""What tensorops set `OCL_ICD_VENDORS` to. The loader reads it when a program first asks PyOpenCL for platforms."""
 
 # ------------------------------------------------------------------------------------------- device and memory
 

@@ -423,6 +423,28 @@ def test_threads_share_what_is_found_and_compiled(monkeypatch):
     assert len(compiled) == len(set(compiled)) == 2
 
 
+@pytest.mark.parametrize("name", ["Portable Computing Language", "Another OpenCL"])
+def test_a_failure_of_pocls_compiler_names_what_helps(name):
+    """As on processors that are newer than it."""
+    from array_api_pyopencl import _devices
+
+    class OnDriver:
+        platform = SimpleNamespace(name=name)
+
+    class Refusing(_devices.Device):
+        def _compile(self, source):
+            raise cl.RuntimeError("clBuildProgram failed: BUILD_PROGRAM_FAILURE - error: unknown target CPU 'znver5'")
+
+    device = Refusing(xp.devices()[0].queue)
+    device.cl_device = OnDriver()
+    for _ in range(2):  # the second one is remembered
+        with pytest.raises(cl.RuntimeError, match="znver5") as caught:
+            device.program("__kernel void nothing() {}")
+    said = " ".join(getattr(caught.value, "__notes__", ()))
+    assert ("import tensorops before the program first asks PyOpenCL for platforms" in said) == (name[0] == "P")
+    assert said.count("OCL_ICD_VENDORS") == (name[0] == "P")
+
+
 def test_a_trace_shows_what_is_computed_on_the_host():
     x = xp.asarray([[2.0, 0.0], [0.0, 4.0]])
     with tensorops.trace() as log:

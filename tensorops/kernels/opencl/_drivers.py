@@ -15,7 +15,7 @@ from typing import Any
 
 from tensorops._files import cache_folder, read_regular, write_atomically
 from tensorops.backends.probing import end_elsewhere
-from tensorops.libraries.pyopencl import INTELS_PACKAGES, intels_driver
+from tensorops.libraries.pyopencl import INTELS_PACKAGES, SHOWN, intels_driver
 
 SECONDS = 60.0
 """How long the trial may take: PoCL's compiler takes seconds."""
@@ -24,6 +24,7 @@ MOST_BYTES = 1 << 20
 """An upper bound of the remembered drivers, 64 of which take a hundredth."""
 
 _TRIAL = "from tensorops.kernels.opencl import _drivers; _drivers.compute(*arguments)"
+_EARLY = "import os; os.environ.pop('OCL_ICD_VENDORS'); import pyopencl; pyopencl.get_platforms(); "
 _reasons: dict[tuple[str, ...], str] = {}
 _trying = threading.Lock()
 
@@ -38,8 +39,9 @@ def why_not(device: Any) -> str:
             if found is None:
                 passed = cache_folder() / "opencl-drivers.json"
                 known = _read(passed)
-                found = "" if list(key) in known else try_driver(*key[:2])
-                found += f"; to fix it: {remedy(key[0])}" if found else ""
+                early = asked_early()
+                found = "" if list(key) in known else try_driver(*key[:2], early=early)
+                found += f"; to fix it: {remedy(key[0], early=early)}" if found else ""
                 if not found and list(key) not in known:
                     _write(passed, [*known, list(key)])
                 _reasons[key] = found
@@ -53,14 +55,29 @@ def _key(device: Any) -> tuple[str, ...]:
     return driver.name.strip(), device.name.strip(), driver.version.strip(), *facts
 
 
-def try_driver(driver: str, device: str) -> str:
-    """Compute with a kernel on a device, both named, in a process of its own; return how that failed."""
-    end = end_elsewhere(_TRIAL, driver, device, seconds=SECONDS)
+def asked_early() -> bool:
+    """Return whether this program asked PyOpenCL for platforms before tensorops told the loader of Intel's driver."""
+    import pyopencl as cl
+
+    return bool(SHOWN) and all(each.name.strip() != "Intel(R) OpenCL" for each in cl.get_platforms())
+
+
+def try_driver(driver: str, device: str, *, early: bool = False) -> str:
+    """Compute with a kernel on a device, both named, in a process of its own; return how that failed.
+
+    `early` is what `asked_early` returns in the process that has the device: the trial then loads the same drivers.
+    """
+    end = end_elsewhere(_EARLY + _TRIAL if early else _TRIAL, driver, device, seconds=SECONDS)
     return f"a process that computes by OpenCL with {driver} {end}" if end else ""
 
 
-def remedy(driver: str) -> str:
-    """Return what helps where a driver's compiler fails."""
+def remedy(driver: str, *, early: bool = False) -> str:
+    """Return what helps where a driver's compiler fails; for `early`, see `try_driver`."""
+    if early:
+        return (
+            "import tensorops before the program first asks PyOpenCL for platforms or a context, or set "
+            f"OCL_ICD_VENDORS={intels_driver()}: Intel's driver, which is installed, then computes"
+        )
     if "Intel" in driver and importlib.util.find_spec("pocl_binary_distribution"):
         return "pip uninstall pocl-binary-distribution, with which Intel's driver fails on some processors"
     if "Portable" not in driver or platform.machine() not in ("x86_64", "AMD64"):

@@ -414,6 +414,34 @@ def test_a_driver_is_tried_in_a_process_of_its_own_before_it_compiles_a_kernel(q
     _launch.forget_calls()
 
 
+def test_a_program_that_lists_platforms_before_it_imports_tensorops_is_told_so(tmp_path):
+    """Then PoCL computes, though Intel's driver is installed. The trial has the same drivers, and fails."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libintelocl.so").touch()  # installed, unless the real one is
+    code = """
+import pyopencl as cl
+try:
+    platforms = cl.get_platforms()
+except cl.Error:
+    platforms = []
+import tensorops
+from tensorops.kernels.opencl import _drivers
+_drivers._TRIAL = "import pyopencl; print(pyopencl.get_platforms(), file=sys.stderr); sys.exit(7)"
+for device in [d for p in platforms if "Portable" in p.name for d in p.get_devices()][:1]:
+    print(_drivers.why_not(device))
+"""
+    done = support.python(code, OCL_ICD_VENDORS="", PYTHONUSERBASE=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    if not done.stdout:
+        pytest.skip("there is no PoCL that PyOpenCL finds by itself")
+    assert "exited with 7 ([<pyopencl.Platform 'Portable Computing Language'" in done.stdout
+    assert (
+        "; to fix it: import tensorops before the program first asks PyOpenCL for platforms or a context" in done.stdout
+    )
+    assert "or set OCL_ICD_VENDORS=/" in done.stdout
+    assert "libintelocl.so: Intel's driver, which is installed, then computes" in done.stdout
+
+
 def test_compilers_have_no_warnings(queue, monkeypatch):
     """Drivers such as PoCL print them to standard error, where users wonder about them."""
     logs = []
