@@ -22,6 +22,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -184,6 +185,25 @@ def test_clones_are_installed_so_that_python_finds_the_kernels_in_them(page):
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"pip install (?:--editable )?'?\.(?:\[.*\]|'|\s|$)", text) == []
     assert page.name != "README.md" or len(re.findall(r"^pip install -e '\.\[", text, re.M)) == 2
+
+
+def git(*arguments):
+    process = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return process.stdout if process.returncode == 0 else ""
+
+
+def test_commits_to_read_are_there_and_changed_files_that_still_exist():
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("the tests run outside of a clone, or in one without the history")
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\$ git log((?:.*\\\n)*.*)$", text, re.M)
+    titles = [word for word in shlex.split(command) if word.startswith("--grep=")]
+    assert titles
+    for title in titles:
+        changed = git("log", "--format=", "--name-only", "--diff-filter=d", title).split()
+        code = [name for name in changed if name.startswith(("native/", "tensorops/", "tests/"))]
+        assert code, title
+        assert [name for name in code if not (ROOT / name).exists()] == [], title
 
 
 def test_the_pages_that_teach_have_snippets():

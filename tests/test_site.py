@@ -170,6 +170,12 @@ def test_the_page_on_installation_lists_every_extra():
     assert sorted(re.findall(r"`([\w]+)`", " ".join(rows))) == sorted(project["optional-dependencies"])
 
 
+def test_the_page_on_installation_lists_every_target():
+    listed = re.findall(r"^\| (?:x86-64|AArch64) \| (.+) \|$", (DOCS / "install.md").read_text(encoding="utf-8"), re.M)
+    build = (ROOT / "native" / "kernels" / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert re.findall(r"`(v\d\w*|neon\w*)`", " ".join(listed)) == re.findall(r"add_target\(((?:v|neon)\w*)", build)
+
+
 # --- figures from result files -----------------------------------------------------------------------------------
 
 PRINTED = """\
