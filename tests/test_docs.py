@@ -5,7 +5,7 @@ operators and choose backends without affecting other tests. Blocks with prompts
 raise. A comment directly before a block, which readers do not see, may state what it needs:
 
     <!-- needs: jax, mlx.core -->         the modules can be imported
-    <!-- needs: $TENSOROPS_MODEL -->      the environment variable is set, or the default model has been downloaded
+    <!-- needs: model.gguf -->            `TENSOROPS_MODEL` names a file, or the default model has been downloaded
     <!-- not run: the reason -->
 
 A block whose needs are not met is skipped, with the reason. ``python tests/test_docs.py PAGE`` runs one page.
@@ -33,6 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+MODEL = "model.gguf"  # in the folder in which a page runs
 FENCE = re.compile(r"^(?P<indent> *)```(?:python|pycon)\b[^\n]*\n(?P<source>.*?)^(?P=indent)```", re.M | re.S)
 MARKER = re.compile(r"<!-- (?:needs: (?P<needs>.+)|not run: (?P<reason>.+)) -->\s*\Z")
 
@@ -52,9 +53,9 @@ class Snippet:
         if self.not_run:
             return self.not_run
         for need in self.needs:
-            if need.startswith("$"):
-                if not os.environ.get(need[1:]):
-                    return f"the environment variable {need[1:]} is not set"
+            if need == MODEL:
+                if not Path(MODEL).exists():
+                    return "there is no model: set TENSOROPS_MODEL, or run `tensorops generate` once to fetch it"
                 continue
             try:
                 importlib.import_module(need)
@@ -119,17 +120,22 @@ import pytest  # noqa: E402 - a page's process must not need it
 import tensorops  # noqa: E402
 from tensorops._operator import OPERATORS  # noqa: E402
 
-with contextlib.suppress(ImportError):  # the extra for models is not installed
-    from tensorops.models.files.download import cached_model_path
 
-    if cached_model_path().is_file():
-        os.environ.setdefault("TENSOROPS_MODEL", str(cached_model_path()))
+def model_path():
+    """Return the model that pages may load, if there is one."""
+    with contextlib.suppress(ImportError):  # the extra for models is not installed
+        from tensorops.models.files.download import cached_model_path
+
+        path = Path(os.environ.get("TENSOROPS_MODEL") or cached_model_path())
+        return path if path.exists() else None
 
 
 GRADIENTS = ("-W", "ignore:rms_norm")  # a warning that gradients are recorded, which the pages tell of
 
 
 def run_page(page, tmp):
+    if MODEL in {need for snippet in snippets(page) for need in snippet.needs} and (path := model_path()):
+        (tmp / MODEL).symlink_to(path.resolve())
     process = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", *GRADIENTS, __file__, str(page)],
         cwd=tmp,
@@ -213,7 +219,7 @@ def test_the_pages_that_teach_have_snippets():
         assert len(snippets(page)) >= least
 
 
-def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path):
+def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text(
         textwrap.dedent(
@@ -243,7 +249,7 @@ def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path):
             raise ValueError
             ```
 
-            <!-- needs: $NO_SUCH_VARIABLE -->
+            <!-- needs: model.gguf -->
             ```python
             raise ValueError
             ```
@@ -262,6 +268,7 @@ def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path):
             """
         )
     )
+    monkeypatch.setenv("TENSOROPS_MODEL", str(tmp_path / "none.gguf"))
     outcomes = list(run_page(page, tmp_path).values())
     assert [bool(skipped) for skipped, _ in outcomes] == [False] * 4 + [True] * 3 + [False]
     assert [bool(failure) for _, failure in outcomes] == [False, False, True, True] + [False] * 4
@@ -269,7 +276,7 @@ def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path):
     assert "AssertionError: x is 5" in outcomes[3][1]
     assert "page.md" in outcomes[3][1]
     assert "No module named 'no_such_module'" in outcomes[4][0]
-    assert "NO_SUCH_VARIABLE is not set" in outcomes[5][0]
+    assert "set TENSOROPS_MODEL, or run `tensorops generate`" in outcomes[5][0]
     assert outcomes[6][0] == "it takes a day"
 
 
