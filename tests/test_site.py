@@ -342,7 +342,7 @@ def test_kernels_that_never_ran_on_their_hardware_are_marked(monkeypatch):
     support.require_provider("cpu")
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     capabilities = importlib.import_module("capabilities")
-    _, made, *_ = capabilities.Operators.run(capabilities.Operators)
+    legend, made, *_ = capabilities.Operators.run(capabilities.Operators)
     rows = {
         row[0].astext().replace("<wbr>", ""): [cell.astext() for cell in row[1:]]
         for row in made.findall(capabilities.nodes.row)
@@ -351,6 +351,9 @@ def test_kernels_that_never_ran_on_their_hardware_are_marked(monkeypatch):
     assert marks["cpu"] == "✓"
     assert marks["cuda"].strip("()") == "○"
     assert marks["pallas"].replace(" ∂", "").strip("()") == "○"
+    used = {mark for cells in rows.values() if cells != rows["Operator"] for cell in cells for mark in cell.split()}
+    assert {"✓", "∂", "–"} <= used
+    assert [mark for mark in used if mark not in legend.astext()] == []
 
 
 @pytest.mark.exhaustive
@@ -393,6 +396,14 @@ def test_the_reference_has_every_name_and_the_tables_link_to_it(site):
     assert "weight_offset" in signature[1]
     for name in set(OPERATORS) & set(tensorops.__all__):
         assert f'href="generated/tensorops.{name}.html"' in capabilities
+
+
+@pytest.mark.exhaustive
+def test_names_beside_the_reference_are_different(site):
+    sidebar = re.findall(r'<li class="toctree-l2">.*?<a [^>]*>(.*?)</a>', pages(site)["api.html"])
+    names = [re.sub("<[^>]+>", "", name) for name in sidebar]
+    assert "linear" in names
+    assert sorted(set(names)) == sorted(names)
 
 
 @pytest.mark.exhaustive
