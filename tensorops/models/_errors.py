@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tensorops._messages import installing
-
 __all__ = ["GGUFError", "missing"]
 
 
@@ -28,4 +26,4 @@ class GGUFError(ValueError):
 
 def missing(package: str) -> ImportError:
     """Return the error for an optional dependency that is not installed."""
-    return ImportError(f"tensorops.models needs the package {package!r}: {installing('models')}")
+    return ImportError(f"tensorops.models needs the package {package!r}: pip install 'tensorops[models]'")
