@@ -58,6 +58,7 @@ add_module_names = False
 smartquotes = False  # messages and command lines are quoted verbatim
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say more
+autodoc_default_options = {"exclude-members": "unplanned"}  # which only the compiled module calls
 numpydoc_show_class_members = False
 # What others document is linked: by their inventories or, where they cannot be reached, by ours of the names used here.
 inventories.write(Path(__file__).parent / "generated")
