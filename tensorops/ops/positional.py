@@ -263,7 +263,7 @@ def _cosines_and_sines(
 ) -> tuple[Array, Array]:
     """Return what multiplies the pairs of each sequence element, of shape (..., seq, dims / 2)."""
     if cos is None:
-        angles = _angles(xp, x, positions, base, freqs, dims, _angle_dtype(xp, x))
+        angles = _angles(xp, x, positions, base, freqs, dims, angle_dtype(xp, x))
         return xp.cos(angles), xp.sin(angles)
     if positions is None:
         return cos, sin
@@ -277,7 +277,8 @@ def _over_heads(xp: Namespace, a: Array) -> Array:
     return xp.expand_dims(a, axis=-3) if a.ndim > 2 else a
 
 
-def _angle_dtype(xp: Namespace, x: Array) -> object:
+def angle_dtype(xp: Namespace, x: Array) -> object:
+    """Return the dtype of angles: float64, if the library and the device of `x` have it."""
     device = creation_device(x)
     available = xp.__array_namespace_info__().dtypes(device=device, kind="real floating")
     return available.get("float64", xp.float32)

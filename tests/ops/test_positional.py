@@ -100,6 +100,33 @@ def test_rope_is_onnx_rotary_embedding(interleaved, dims, rng):
     close(given, expected, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_gradients_rotate_back_from_positions_of_any_integers(name, dtype, rng):
+    """Which are not negated: there are no negative ones, or none for the smallest."""
+    support.require(name)
+    positions = np.asarray([np.iinfo(dtype).min, 1, 3], dtype)
+    x, dy, ddx = rng.standard_normal((3, 1, 2, 3, 4))
+    back = references.rope(dy, -positions.astype(np.float64))
+    with support.holding(name, "float64"):
+        at, *given = support.there((positions, x, dy, ddx), name)
+        if name == "torch":
+            import torch
+
+            moving, cotangent = (a.requires_grad_() for a in given[:2])
+            (dx,) = torch.autograd.grad(tp.rope(moving, at), moving, cotangent, create_graph=True)
+            (forth,) = torch.autograd.grad(dx, cotangent, given[2])
+            dx = dx.detach()
+        else:
+            import jax
+
+            (dx,) = jax.vjp(lambda a: tp.rope(a, at), given[0])[1](given[1])
+            derivative = jax.vjp(lambda b: jax.vjp(lambda a: tp.rope(a, at), given[0])[1](b)[0], given[1])[1]
+            (forth,) = derivative(given[2])
+        close(support.back(dx), back, rtol=1e-13, atol=1e-14)
+        close(support.back(forth), references.rope(ddx, positions), rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("of_tables", ["float16", "float32", "float64"])
 def test_tables_may_have_another_dtype_than_x(library, dtype, of_tables, rng):

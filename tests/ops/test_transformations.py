@@ -462,6 +462,51 @@ def test_torch_gradients(name, torch):
     assert_close([x.grad for x in arrays], call.gradients(), 1e-6)
 
 
+class Followed:
+    """A call on tensors that require gradients, whose results are a tuple."""
+
+    def __init__(self, call):
+        self.call, self.function = call, call.of("torch")
+        self.arrays = [x.requires_grad_() for x in support.there(call.inputs, "torch")]
+
+    @functools.cached_property
+    def cotangents(self):
+        return support.there([c.astype(self.call.inputs[0].dtype) for c in self.call.cotangents()], "torch")
+
+    def __call__(self, *arrays):
+        results = given(self.function(*arrays))
+        return tuple(results) if isinstance(results, list) else (results,)
+
+    def gradients(self, results, cotangents=None, **options):
+        import torch
+
+        return torch.autograd.grad(results, self.arrays, cotangents or self.cotangents, **options)
+
+
+@every_gradient
+def test_torch_batched_gradients(name, torch):
+    """The vectorized Jacobians of `torch.autograd` ask for gradients of several cotangents at once."""
+    f = Followed(Call(name, np.float32))
+    once = f.gradients(f(*f.arrays))
+    several = [torch.stack((c, -2 * c)) for c in f.cotangents]
+    for batch, gradient in zip(f.gradients(f(*f.arrays), several, is_grads_batched=True), once, strict=True):
+        assert_close(batch, np.stack((gradient, -2 * gradient)), 1e-5)
+
+
+@every_gradient
+def test_torch_gradients_twice_and_of_checkpoints(name, torch):
+    f = Followed(Call(name, np.float32))
+    results = f(*f.arrays)
+    ones = [torch.ones_like(y) for y in results]
+    first = f.gradients(results, ones, retain_graph=True)
+    expected = [gradient.numpy().copy() for gradient in first]
+    for gradient in first:
+        gradient.numpy()[...] = np.nan  # the caller's, who may change them without torch's knowledge
+    assert_close(f.gradients(results, ones), expected, 1e-5)
+    kept = torch.utils.checkpoint.checkpoint(f, *f.arrays, use_reentrant=False)
+    assert_close(f.gradients(kept, ones), expected, 1e-5)
+
+
 @pytest.mark.costly(4)
 @every_call
 def test_torch_vmap(name, torch):

@@ -1,6 +1,7 @@
 """The compiled kernels on torch tensors in host memory, through NumPy views; results come from the kernels' pool.
 
-Anything that records or transforms the computation gets the body: gradients, torch.func, tracing, modes.
+Autograd follows kernels that have a derivative. Anything else that records or transforms the computation gets the body:
+torch.func, tracing, modes, and gradients that no kernel computes.
 """
 
 from __future__ import annotations

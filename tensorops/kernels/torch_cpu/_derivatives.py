@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tensorops._operator import Operator
+from tensorops.backends import get_namespace
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import Derivative
 
@@ -258,13 +259,17 @@ def _of_sum(call: Differentiated) -> dict[str, Any]:
 
 
 def _of_rope(call: Differentiated) -> dict[str, Any]:
-    positions: Any = call.arguments.get("positions")
-    options = dict(call.options)
-    if options.get("sin") is not None:
-        options["sin"] = -options["sin"]
-    else:
-        positions = -positions
-    return {"x": call.operator.compute(*call.cotangents, positions, **options)}
+    from tensorops.ops.positional import angle_dtype, frequencies
+
+    (dy,) = call.cotangents
+    arguments = call.operator.canonical(dy, call.arguments.get("positions"), **call.options)
+    # Rotated back by negative angles: negative positions may not be numbers of their dtype.
+    if arguments["sin"] is not None:
+        arguments["sin"] = -arguments["sin"]
+    elif dims := arguments["dims"]:
+        xp = get_namespace(dy)
+        arguments["freqs"] = -frequencies(xp, dy, arguments["base"], arguments["freqs"], dims, angle_dtype(xp, dy))
+    return {"x": call.operator.compute(**arguments)}
 
 
 def _of_quantized(call: Differentiated) -> dict[str, Any]:
