@@ -410,9 +410,7 @@ class _LossesOfBlock:
 
     def _logits(self, x: Array, weight: Array, bias: Array | None) -> Array:
         logits = self.xp.matmul(self.xp.astype(x, self.dtype, copy=False), self.xp.matrix_transpose(weight))
-        if bias is not None:
-            logits += bias
-        return logits
+        return logits if bias is None else logits + bias
 
 
 def _counted(xp: Namespace, name: str, targets: Array, ignore_index: int, classes: int) -> tuple[Array | None, Array]:

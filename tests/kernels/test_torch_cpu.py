@@ -237,6 +237,32 @@ def test_gradients_of_a_loss_in_blocks(dtype, monkeypatch):
         tp.linear_cross_entropy(*moving[:2], targets + 1000)
 
 
+def test_gradients_of_a_loss_in_float16_are_rounded_once():
+    """With the scale of the loss, which keeps them from underflow: here one of logits is about 1e-7."""
+    generator = torch.Generator().manual_seed(8)
+    x, weight = (torch.randn(s, generator=generator).half().requires_grad_() for s in ((2048, 8), (4096, 8)))
+    targets = torch.randint(0, 4096, (2048,), generator=generator)
+    with tp.trace() as log:
+        y = tp.linear_cross_entropy(x, weight, targets)
+    assert [call.kernel for call in log] == ["torch_cpu"]
+    gradients = torch.autograd.grad(y, (x, weight), torch.tensor(4096.0, dtype=torch.float16))
+    logits = x.detach().double() @ weight.detach().double().T
+    dlogits = (logits.softmax(-1) - torch.nn.functional.one_hot(targets, 4096)) * (4096 / 2048)
+    expected = dlogits @ weight.detach().double(), dlogits.T @ x.detach().double()
+    for ours, theirs in zip(gradients, expected, strict=True):
+        assert ours.dtype is torch.float16
+        assert (ours - theirs).norm() <= 3e-4 * theirs.norm()
+
+
+def test_gradients_of_a_loss_that_its_cotangent_brings_into_range():
+    x = torch.full((1, 4), 60000.0, dtype=torch.float16, requires_grad=True)
+    weight = torch.tensor([[0.25, 0.25, 0.25, 0.4], [0.1, 0.2, 0.3, 0.1]], dtype=torch.float16)
+    y = tp.linear_cross_entropy(x, weight, torch.tensor([0]), reduction="sum", z_loss=4.0)
+    (dx,) = torch.autograd.grad(y, x, torch.tensor(0.125, dtype=torch.float16))
+    total = 60000.0 * weight[0].double().sum()  # the other class has a share of exp(-27000)
+    close(dx.double(), 0.125 * 2 * 4.0 * total * weight[:1].double(), 1e-3 * total)
+
+
 ROWS = {"rms_norm": 1, "layer_norm": 2, "add_rms_norm": 1, "softmax": 0, "silu": 0, "swiglu": 0, "cross_entropy": 0}
 
 

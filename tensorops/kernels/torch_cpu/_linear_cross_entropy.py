@@ -2,7 +2,8 @@
 
 Work: three products of the matrices, as without blocks; the body, whose blocks are computed again, needs four.
 Precision: logits in float32 or better, sums over blocks too.
-Bytes: the logits of a block, and the gradients, which are kept until they are asked for.
+Bytes: the logits of a block, and the gradients, which are kept until they are asked for. Those of float16 are kept in
+float32: they are in its range once the cotangent, such as the scale of the loss, has multiplied them.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def differentiable(on_tensors: Callable[[Callable[..., Any]], Callable[..., Any]
 
         @staticmethod
         def backward(ctx: Any, dy: Any) -> Any:
-            arrays, gradients = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-            of = dict(zip(ctx.names, gradients, strict=True))
+            saved = ctx.saved_tensors  # torch hands them out once under checkpoints
+            arguments = dict(zip(_NAMES, saved, strict=False))
+            of = dict(zip(ctx.names, saved[len(_NAMES) :], strict=True))
             if torch.is_grad_enabled():  # derivatives of derivatives are the body's
-                arguments = dict(zip(_NAMES, arrays, strict=True))
                 call = _derivatives.Differentiated(linear_cross_entropy, arguments, ctx.options, (), (dy,), set(of))
                 of = call.gradients()
-            elif dy != 1:
-                of = {name: (gradient * dy).to(gradient.dtype) for name, gradient in of.items()}
+            else:
+                of = {name: _times(gradient, dy).to(arguments[name].dtype) for name, gradient in of.items()}
             return None, *(of.get(name) for name in _NAMES)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -105,12 +106,12 @@ def _computed(
         count = torch.tensor(numbers.numel()) if of_classes is None else of_classes[numbers].sum()
     scale = 1 / count.to(dtype) if options["reduction"] == "mean" else torch.ones((), dtype=dtype)
     size = rows_per_block(len(rows), features, classes, w.element_size())
-    # Products for gradients multiply half types as they are: torch sums them in float32 and rounds once, as gradients
-    # are. Those that are summed over blocks are not rounded.
-    are_narrow = x.dtype is weight.dtype and x.element_size() == 2
+    # Products for gradients multiply bfloat16 as it is: torch sums them in float32 and rounds once, as gradients are.
+    # Those that are summed over blocks are not rounded, nor those in float16, whose range is too narrow.
+    are_narrow = x.dtype is weight.dtype is torch.bfloat16
     right = weight if are_narrow else w
     loss = torch.zeros((), dtype=dtype)
-    dx, dw, db = torch.empty_like(rows), None, None
+    dx, dw, db = torch.empty_like(rows, dtype=_kept_dtype(x, dtype)), None, None
     for begin in range(0, len(rows), size):
         block, names = rows[begin : begin + size], wanted[begin : begin + size]
         wide = block.to(dtype)
@@ -125,8 +126,24 @@ def _computed(
             dw = _added(dw, narrow.T, block) if alone else _added(dw, dlogits.T, wide)
         if "bias" in asked:
             db = dlogits.sum(0) if db is None else db + dlogits.sum(0)
-    found = {"x": (dx.reshape(x.shape), x), "weight": (dw, weight), "bias": (db, bias)}
-    return (loss * scale).to(x.dtype), {name: y.to(a.dtype) for name, (y, a) in found.items() if name in asked}
+    every = {"x": (dx.reshape(x.shape), x), "weight": (dw, weight), "bias": (db, bias)}
+    gradients = {name: y.to(_kept_dtype(a, dtype)) for name, (y, a) in every.items() if name in asked}
+    return (loss * scale).to(x.dtype), gradients
+
+
+def _kept_dtype(argument: Any, computed: Any) -> Any:
+    """Return the dtype in which a gradient waits for its cotangent."""
+    import torch
+
+    return computed if argument.dtype is torch.float16 else argument.dtype
+
+
+def _times(gradient: Any, dy: Any) -> Any:
+    """Return a new tensor, the product with a cotangent, in float32 or better."""
+    import torch
+
+    wide = dy.to(torch.promote_types(gradient.dtype, torch.float32))
+    return gradient * wide.reshape((1,) * gradient.ndim)  # torch computes in the dtype of a factor that has axes
 
 
 def _added(total: Any, a: Any, b: Any) -> Any:
