@@ -63,7 +63,8 @@ class Library:
     arrayed
         Converts what its functions return in place of an array to an array.
     quiet
-        A context in which it computes without warnings: IEEE special values are results, not accidents.
+        A context for bodies, in which it computes without warnings, as IEEE special values are results, not accidents,
+        and in the dtypes of arguments.
     symbol
         Returns which of `int`, `float` and `bool` an object of the library stands for while it traces, if any.
     fixed

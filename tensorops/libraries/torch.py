@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import re
@@ -143,6 +144,16 @@ def _modules() -> tuple[Any, Any, Any, Any, tuple[type, ...]]:
     return torch, torch.Tensor, torch.strided, torch.autograd.forward_ad, numpys
 
 
+_UNCHANGED = contextlib.nullcontext()
+
+
+def without_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which results have the dtypes of their arguments within `torch.autocast`, too."""
+    import torch
+
+    return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else _UNCHANGED
+
+
 def _symbol(value: object) -> type | None:
     import torch
 
@@ -220,6 +231,7 @@ LIBRARY = Library(
     from_numpy=_from_numpy,
     runtime="tensorops.libraries.torch:TorchRuntime",
     device=lambda x: x.device,
+    quiet=without_autocast,
     symbol=_symbol,
     fixed=_fixed,
     lookup=_lookup,

@@ -515,6 +515,64 @@ def test_torch_vmap(name, torch):
     assert_close(y, given(mapped(call)), 1e-12)
 
 
+@every_call
+def test_torch_vmap_over_each_argument(name, torch):
+    """Alone: what is computed of the other arguments has no room for its batch."""
+    call = Call(name)
+    f, varied = arrays_only(call.of("torch")), stacked(call)
+    for place, batch in enumerate(varied):
+        every = [batch if i == place else x for i, x in enumerate(call.inputs)]
+        along = tuple(0 if i == place else None for i in range(len(every)))
+        y = torch.func.vmap(f, along)(*support.there(every, "torch"))
+        inputs = [[row if i == place else x for i, x in enumerate(call.inputs)] for row in batch]
+        for i, each in enumerate(inputs):
+            expected = given(call.expected(each))
+            assert_close([part[i] for part in y] if isinstance(y, list) else y[i], expected, 1e-12)
+
+
+UNCHANGED = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "float16": {"rtol": 1e-3, "atol": 1e-3}}
+"""How far results may differ that autocast has not changed: products depend on how memory is aligned."""
+
+
+@pytest.mark.parametrize("dtype", UNCHANGED)
+@every_call
+def test_torch_autocast_changes_nothing(name, dtype, torch):
+    call = Call(name, dtype)
+    for operator in (call.operator, call.operator.generic):
+        call.operator = operator
+        f = Followed(call)
+        recorded, expected = f(*f.arrays), torch.no_grad()(f)(*f.arrays)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            recorded_there, results = f(*f.arrays), torch.no_grad()(f)(*f.arrays)
+        expected += recorded
+        results += recorded_there
+        if name in DIFFERENTIABLE:
+            expected += f.gradients(recorded)
+            results += f.gradients(recorded_there)
+        torch.testing.assert_close(results, expected, **UNCHANGED[dtype])
+
+
+BY_KERNELS = ["silu", "cross_entropy-smoothed", "rope", "scaled_dot_product_attention", "linear_cross_entropy-mean"]
+
+
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_torch_autocast_changes_no_gradients_by_kernels(name, torch):
+    """Not even in a backward pass under autocast, nor if they are to be differentiated again."""
+    f = Followed(Call(name, np.float32))
+    results = f(*f.arrays)
+    expected = f.gradients(results, retain_graph=True) + f.gradients(results, create_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradients = f.gradients(results, retain_graph=True) + f.gradients(results, create_graph=True)
+    torch.testing.assert_close(gradients, expected, **UNCHANGED["float32"])
+
+
+def test_torch_batches_are_joined(torch):
+    xp, x = tp.get_namespace(torch.ones(1)), torch.arange(6.0).reshape(2, 3)
+    assert xp.concat((x, x[:1]), axis=None).tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+    jacobian = torch.autograd.functional.jacobian(lambda a: xp.concat((a, 2 * a)), x[0], vectorize=True)
+    assert_close(jacobian, np.concatenate((np.eye(3), 2 * np.eye(3))), 0)
+
+
 # array-api-compat caches look-ups that Dynamo traces again, which costs a trace but no correctness.
 looks_up_again = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 
@@ -528,6 +586,26 @@ def test_torch_compile_of_a_function(name, torch):
     f = call.of("torch")
     compiled = torch.compile(lambda *arrays: f(*arrays), fullgraph=True, backend="aot_eager")
     assert_close(compiled(*support.there(call.inputs, "torch")), call.expected(), 1e-12)
+
+
+@pytest.mark.costly(2)
+@looks_up_again
+@pytest.mark.parametrize("name", ["linear", "scaled_dot_product_attention", "moe", "linear_cross_entropy-mean"])
+def test_torch_compile_under_autocast(name, torch):
+    f = Followed(Call(name, np.float32))
+    compiled = torch.compile(f.function, fullgraph=True, backend="aot_eager")
+
+    def within(*arrays):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return f.function(*arrays)
+
+    expected = compiled(*f.arrays)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        results = compiled(*f.arrays)
+    inside = torch.compile(within, fullgraph=True, backend="aot_eager")(*f.arrays)
+    torch.testing.assert_close(results, expected, **UNCHANGED["float32"])
+    torch.testing.assert_close(inside, expected, **UNCHANGED["float32"])
+    torch.testing.assert_close(f.gradients(inside), f.gradients(expected), **UNCHANGED["float32"])
 
 
 @pytest.mark.costly

@@ -15,6 +15,7 @@ from tensorops._operator import Operator
 from tensorops.backends import get_namespace
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import Derivative
+from tensorops.libraries.torch import without_autocast
 
 
 def differentiable(
@@ -209,7 +210,8 @@ class Differentiated(NamedTuple):
 
     def gradients(self) -> dict[str, Any]:
         """Return the gradients, by torch's own operations, which can be differentiated again if torch records them."""
-        return _FORMULAS.get(self.operator.__name__, _by_body)(self)
+        with without_autocast():
+            return _FORMULAS.get(self.operator.__name__, _by_body)(self)
 
 
 def _by_body(call: Differentiated) -> dict[str, Any]:

@@ -84,22 +84,31 @@ def _differentiates(operator: str, moving: tuple[str, ...]) -> bool:
 
 
 def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    import torch
+
     may_run = _before_tracing(self.__name__)
     arguments = self.canonical(*args, **kwargs)
-    if may_run:
-        import torch
+    if torch._C._is_any_autocast_enabled():
+        devices = [x.device.type for x in arguments.values() if isinstance(x, torch.Tensor)]
+        with torch.autocast(devices[0], enabled=False):  # `without_autocast`, as it can be traced
+            return _traced(torch, self, arguments, may_run=may_run)  # type: ignore[no-any-return]
+    return _traced(torch, self, arguments, may_run=may_run)  # type: ignore[no-any-return]
 
+
+def _traced(torch: Any, self: Operator[..., Any], arguments: dict[str, Any], *, may_run: bool) -> Any:
+    """Return the results of a kernel or of the body, as they stand in the graph."""
+    if may_run:
         if self.__name__ == "linear":  # torch's own operation
             from tensorops.kernels.torch_cpu._linear import by_torch
 
             result = by_torch(**arguments)
-            return self.apply(self._body, arguments) if result is NotImplemented else result  # type: ignore[no-any-return]
+            return self.apply(self._body, arguments) if result is NotImplemented else result
 
         if not torch.compiler.is_exporting():
             found = _kernel_in_graph(torch, self.__name__, arguments)
             if found is not None:
-                return found  # type: ignore[no-any-return]
-    return self.apply(self._body, arguments)  # type: ignore[no-any-return]
+                return found
+    return self.apply(self._body, arguments)
 
 
 def _kernel_in_graph(torch: Any, operator: str, arguments: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorops.libraries.torch import without_autocast
 from tensorops.ops.linear import linear
 
 
@@ -34,4 +35,5 @@ def by_torch(x: Any, weight: Any, bias: Any = None) -> Any:
         return NotImplemented
     if x.shape[-1] != weight.shape[1] or (bias is not None and tuple(bias.shape) != (weight.shape[0],)):
         return NotImplemented
-    return torch.nn.functional.linear(x, weight, bias)
+    with without_autocast():
+        return torch.nn.functional.linear(x, weight, bias)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.torch_cpu import _derivatives
+from tensorops.libraries.torch import without_autocast
 from tensorops.ops.loss import linear_cross_entropy, rows_per_block
 
 _NAMES = ("x", "weight", "targets", "bias", "ce_weight")
@@ -29,7 +30,8 @@ def differentiable(on_tensors: Callable[[Callable[..., Any]], Callable[..., Any]
         def forward(ctx: Any, options: dict[str, Any], *arrays: Any) -> Any:
             x, weight, targets, bias, ce_weight = arrays
             asked = {name for name, is_needed in zip(_NAMES, ctx.needs_input_grad[1:], strict=True) if is_needed}
-            found = _computed(cross_entropy, vjp, asked, x, weight, targets, bias, ce_weight, options)
+            with without_autocast():
+                found = _computed(cross_entropy, vjp, asked, x, weight, targets, bias, ce_weight, options)
             if found is NotImplemented:
                 return found
             loss, gradients = found
