@@ -7,6 +7,8 @@ from array_api_compat.torch import *  # noqa: F403
 
 from tensorops._typing import Array
 
+globals().pop("classes", None)  # torch's own, not of the standard; it raises errors when a module is inspected
+
 
 def concat(arrays: tuple[Array, ...] | list[Array], /, *, axis: int | None = 0) -> Array:
     """Join arrays along an axis; `torch.concat`, unlike `torch.cat`, has no rule for ``is_grads_batched=True``."""
