@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from array_api_compat.torch import *  # noqa: F403
 
-from tensorops._typing import Array
+from tensorops.typing import Array
 
 globals().pop("classes", None)  # torch's own, not of the standard; it raises errors when a module is inspected
 
