@@ -28,19 +28,20 @@ struct Array {
     std::int64_t size() const { return size_from(0); }
     std::int64_t bytes() const { return product(size(), item()); }
 
-    // The number of elements for one index of all axes before `axis`
+    // The number of elements for one index of all axes before `axis`. Some axes of an array without elements may be
+    // too large for a product of them.
     std::int64_t size_from(int axis) const {
         std::int64_t n = 1;
-        for (int d = axis; d < ndim; ++d) n *= shape[d];
+        for (int d = axis; d < ndim; ++d) n = product(n, shape[d]);
         return n;
     }
-    std::int64_t stride(int axis) const { return strides ? strides[axis] : size_from(axis + 1) * item(); }
+    std::int64_t stride(int axis) const { return strides ? strides[axis] : product(size_from(axis + 1), item()); }
 
     // Whether the axes from `axis` on are contiguous together
     bool is_contiguous_from(int axis) const {
         if (!strides) return true;
         std::int64_t step = item();
-        for (int d = ndim - 1; d >= axis; step *= shape[d], --d)
+        for (int d = ndim - 1; d >= axis; step = product(step, shape[d]), --d)
             if (shape[d] > 1 && strides[d] != step) return false;
         return true;
     }
@@ -63,10 +64,10 @@ inline __attribute__((always_inline)) Rows rows_of(const Array& a, int axes = 1)
         for (int d = 0; d < a.ndim - axes; ++d) add_axis(rows, a.shape[d], a.strides[d]);
         return rows;
     }
-    for (int d = 0; d < a.ndim - axes; ++d) rows.count *= a.shape[d];
+    for (int d = 0; d < a.ndim - axes; ++d) rows.count = product(rows.count, a.shape[d]);
     rows.outer = 1;
     rows.shape[0] = rows.count;
-    rows.stride[0] = rows.length * a.item();
+    rows.stride[0] = product(rows.length, a.item());
     return rows;
 }
 

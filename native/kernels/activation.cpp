@@ -45,19 +45,6 @@ struct Mish {
         return x * (n / (n + 2 * one));
     }
 };
-struct HardSigmoid {
-    double shift, alpha, beta;
-    // alpha (x + beta / alpha) does not cancel near its zero, where alpha x + beta does.
-    static HardSigmoid of(double alpha, double beta) {
-        if (std::fabs(beta) > 1024 * std::fabs(alpha)) return {0, alpha, beta};
-        return {alpha == 0 ? 0 : beta / alpha, alpha, 0};
-    }
-    template <class V>
-    V operator()(V x) const {
-        using C = Element<V>;
-        return at_most(at_least((x + static_cast<C>(shift)) * static_cast<C>(alpha) + static_cast<C>(beta), 0), 1);
-    }
-};
 struct HardSwish {
     template <class V>
     V operator()(V x) const {

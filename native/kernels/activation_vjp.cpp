@@ -2,22 +2,20 @@
 //
 // Work: the elements go to threads in contiguous spans.
 // Precision: float64 in float64, everything else in float32. Derivatives are written so that nothing overflows where
-//   they are finite, and factors that approach 0 do not cancel.
+//   they are finite, and factors that approach 0 do not cancel. Where a function is constant, its gradient is 0
+//   whatever the cotangent is.
 // Bytes: each element of x and dy once in, of dx once out; of gated units three in, two out.
 #include "activation_vjp.h"
 
 #include <algorithm>
 #include <limits>
 
+#include "functions.h"
 #include "parallel.h"
 #include "simd.h"
-#include "vector_math.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
-
-template <class V>
-using Element = decltype(V{}[0] + 0);
 
 // sigmoid(x) and 1 - sigmoid(x), without cancellation
 template <class V>
@@ -55,23 +53,7 @@ inline V bounded(V x) {
     return at_most(at_least(x, -bound), bound);
 }
 
-// Each function's derivative is slope(x). A gate also has its value: both(x).
-struct ReluSlope {
-    template <class V>
-    V slope(V x) const {
-        return x <= 0 ? V{} : V{} + 1;
-    }
-    template <class V>
-    Both<V> both(V x) const {
-        return {slope(x), x <= 0 ? V{} : x};
-    }
-};
-struct ReluSquaredSlope {
-    template <class V>
-    V slope(V x) const {
-        return x <= 0 ? V{} : 2 * x;
-    }
-};
+// The derivative of a smooth function is slope(x); a gate also has its value: both(x).
 struct SigmoidSlope {
     template <class V>
     V slope(V x) const {
@@ -139,29 +121,12 @@ struct MishSlope {
         return n * r + u * ((e * r) * ((e + 1) * r) * 4);
     }
 };
-struct HardSigmoidSlope {
-    double alpha, beta;
-    template <class V>
-    V slope(V x) const {
-        using C = Element<V>;
-        const V y = x * static_cast<C>(alpha) + static_cast<C>(beta);
-        return y > 0 ? (y < 1 ? V{} + static_cast<C>(alpha) : V{}) : V{};
-    }
-};
-struct HardSwishSlope {
-    template <class V>
-    V slope(V x) const {
-        using C = Element<V>;
-        const V middle = x * static_cast<C>(1.0 / 3) + static_cast<C>(0.5);
-        return x <= -3 ? V{} : (x < 3 ? middle : V{} + 1);
-    }
-};
 struct EluSlope {
     double alpha, scale;
     template <class V>
     V slope(V x) const {
         using C = Element<V>;
-        return x <= 0 ? exp_of_negative(at_most(x, 0)) * static_cast<C>(alpha) : V{} + static_cast<C>(scale);
+        return x > 0 ? V{} + static_cast<C>(scale) : exp_of_negative(at_most(x, 0)) * static_cast<C>(alpha);
     }
 };
 struct LeakyReluSlope {
@@ -185,6 +150,48 @@ struct SquareplusSlope {
     }
 };
 
+// Functions that are constant somewhere: the product of the derivative and the cotangent
+struct ReluGradient {
+    template <class V>
+    V operator()(V x, V dy) const {
+        return x <= 0 ? V{} : dy;
+    }
+};
+struct ReluSquaredGradient {
+    template <class V>
+    V operator()(V x, V dy) const {
+        return x <= 0 ? V{} : 2 * (x * dy);
+    }
+};
+struct HardSigmoidGradient {
+    HardSigmoid function;
+    double first, last;  // the kinks, where the line, which is rounded, may miss 0 or 1
+    static HardSigmoidGradient of(double alpha, double beta) {
+        const double zero = -beta / alpha, one = (1 - beta) / alpha;
+        return {HardSigmoid::of(alpha, beta), std::min(zero, one), std::max(zero, one)};
+    }
+    template <class V>
+    V operator()(V x, V dy) const {
+        using C = Element<V>;
+        const V y = function.line(x), inside = y <= 0 ? V{} : (y >= 1 ? V{} : dy * static_cast<C>(function.alpha));
+        return x <= static_cast<C>(first) ? V{} : (x >= static_cast<C>(last) ? V{} : inside);
+    }
+};
+struct HardSwishGradient {
+    template <class V>
+    V operator()(V x, V dy) const {
+        using C = Element<V>;
+        const V middle = x * static_cast<C>(1.0 / 3) + static_cast<C>(0.5);
+        return x <= -3 ? V{} : (x >= 3 ? dy : middle * dy);
+    }
+};
+struct RegluGradients {
+    template <class V>
+    Two<V> operator()(V gate, V up, V dy) const {
+        return {gate <= 0 ? V{} : dy * up, dy * Relu{}(gate)};
+    }
+};
+
 // Elements that follow each other in memory
 struct Span {
     const char *x, *up, *dy;
@@ -197,7 +204,7 @@ template <class F, class T>
     const F f = *static_cast<const F*>(function);
     const T *x = reinterpret_cast<const T*>(s.x), *dy = reinterpret_cast<const T*>(s.dy);
     put_row<false>(reinterpret_cast<T*>(s.dx), s.n,
-                   [=](std::int64_t i, std::int64_t k) { return f.slope(load_some(x + i, k)) * load_some(dy + i, k); });
+                   [=](std::int64_t i, std::int64_t k) { return f(load_some(x + i, k), load_some(dy + i, k)); });
 }
 
 template <class F, class T>
@@ -208,10 +215,9 @@ template <class F, class T>
     T *dx = reinterpret_cast<T*>(s.dx), *dup = reinterpret_cast<T*>(s.dup);
     constexpr std::int64_t lanes = kLanes<T>;
     const auto put = [=](std::int64_t i, std::int64_t k, auto store_k) {
-        const auto v = load_some(x + i, k), d = load_some(dy + i, k), u = load_some(up + i, k);
-        const auto of_gate = f.both(v);
-        store_k(dx + i, d * u * of_gate.slope, k);
-        store_k(dup + i, d * of_gate.value, k);
+        const auto both = f(load_some(x + i, k), load_some(up + i, k), load_some(dy + i, k));
+        store_k(dx + i, both.first, k);
+        store_k(dup + i, both.second, k);
     };
     std::int64_t i = 0;
     for (; i + lanes <= s.n; i += lanes) put(i, lanes, [](T* to, auto v, std::int64_t) { store(to, v); });
@@ -258,8 +264,25 @@ void unary(F f, const ActivationVjp& op) {
 }
 
 template <class F>
+void smooth(F f, const ActivationVjp& op) {
+    unary([f](auto x, auto dy) { return f.slope(x) * dy; }, op);
+}
+
+template <class F>
 void gated(F f, const ActivationVjp& op) {
     for_dtype(op.dtype, [&](auto x) { run(op, &f, gates<F, decltype(x)>, sizeof x); });
+}
+
+// The slope is multiplied by the larger factor first: the product of both may overflow although theirs does not.
+template <class F>
+void smooth_gate(F f, const ActivationVjp& op) {
+    const auto gradients = [f](auto gate, auto up, auto dy) {
+        const auto of_gate = f.both(gate);
+        const auto is_less = minus_magnitude(dy) > minus_magnitude(up);
+        const auto larger = is_less ? up : dy, smaller = is_less ? dy : up;
+        return Two<decltype(gate)>{larger * of_gate.slope * smaller, dy * of_gate.value};
+    };
+    gated(gradients, op);
 }
 
 }  // namespace
@@ -267,41 +290,41 @@ void gated(F f, const ActivationVjp& op) {
 TENSOROPS_KERNEL(activation_vjp, ActivationVjp) {
     switch (op.function) {
         case Function::relu:
-            return unary(ReluSlope{}, op);
+            return unary(ReluGradient{}, op);
         case Function::relu_squared:
-            return unary(ReluSquaredSlope{}, op);
+            return unary(ReluSquaredGradient{}, op);
         case Function::sigmoid:
-            return unary(SigmoidSlope{}, op);
+            return smooth(SigmoidSlope{}, op);
         case Function::silu:
-            return unary(SiluSlope{}, op);
+            return smooth(SiluSlope{}, op);
         case Function::softplus:
-            return unary(SoftplusSlope{}, op);
+            return smooth(SoftplusSlope{}, op);
         case Function::gelu:
-            return unary(GeluSlope{}, op);
+            return smooth(GeluSlope{}, op);
         case Function::gelu_tanh:
-            return unary(GeluTanhSlope{}, op);
+            return smooth(GeluTanhSlope{}, op);
         case Function::quick_gelu:
-            return unary(QuickGeluSlope{op.alpha}, op);
+            return smooth(QuickGeluSlope{op.alpha}, op);
         case Function::mish:
-            return unary(MishSlope{}, op);
+            return smooth(MishSlope{}, op);
         case Function::hard_sigmoid:
-            return unary(HardSigmoidSlope{op.alpha, op.beta}, op);
+            return unary(HardSigmoidGradient::of(op.alpha, op.beta), op);
         case Function::hard_swish:
-            return unary(HardSwishSlope{}, op);
+            return unary(HardSwishGradient{}, op);
         case Function::elu:
-            return unary(EluSlope{op.alpha, 1}, op);
+            return smooth(EluSlope{op.alpha, 1}, op);
         case Function::selu:
-            return unary(EluSlope{1.0507009873554804934 * 1.6732632423543772848, 1.0507009873554804934}, op);
+            return smooth(EluSlope{1.0507009873554804934 * 1.6732632423543772848, 1.0507009873554804934}, op);
         case Function::leaky_relu:
-            return unary(LeakyReluSlope{op.alpha}, op);
+            return smooth(LeakyReluSlope{op.alpha}, op);
         case Function::squareplus:
-            return unary(SquareplusSlope{std::sqrt(op.alpha)}, op);
+            return smooth(SquareplusSlope{std::sqrt(op.alpha)}, op);
         case Function::swiglu:
-            return gated(SiluSlope{}, op);
+            return smooth_gate(SiluSlope{}, op);
         case Function::geglu:
-            return gated(GeluSlope{}, op);
+            return smooth_gate(GeluSlope{}, op);
         case Function::reglu:
-            return gated(ReluSlope{}, op);
+            return gated(RegluGradients{}, op);
     }
 }
 

@@ -7,8 +7,8 @@
 //   they attend to: their weights are computed again, and kept until their five products are done. Operands are copied
 //   to panels first, so that every product is one kind of register block.
 // Precision: float64 in float64, everything else in float32. Keys whose weight is 0 have no part in ds, whatever they
-// are. Bytes: each array once in, each gradient once out; the panels of a head of 1024 keys stay in the second-level
-// cache.
+//   are. Rows in which a product of finite numbers leaves the range are computed again: see wide_scores.h.
+// Bytes: each array once in, each gradient once out; the panels of a head of 1024 keys stay in the second-level cache.
 #include "attention_vjp.h"
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include "parallel.h"
 #include "scratch.h"
 #include "vector_math.h"
+#include "wide_scores.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -244,9 +245,12 @@ class Item {
             return;
         }
         C row[kMostFeatures];
+        bool is_wide[kMostQueries];
+        const auto query_at = [&](std::int64_t r) { return at<T>(q + r * op_.q_stride[2]); };
         for (std::int64_t r = 0; r < queries; ++r) {
             read(q + r * op_.q_stride[2], op_.dim, row);
             for (std::int64_t i = 0; i < op_.dim; ++i) row[i] *= static_cast<C>(op_.scale);
+            is_wide[r] = !all_finite(row, op_.dim) && all_finite(query_at(r), op_.dim);
             spread(row, op_.dim, q_, r, room_.dims);
             read(dy + r * vjp_.dy_stride[2], op_.value_dim, row);
             spread(row, op_.value_dim, dy_, r, room_.value_dims);
@@ -256,13 +260,22 @@ class Item {
         times_strips(q_, op_.dim, queries, k_across_, begin, strips, p_);
         times_strips(dy_, op_.value_dim, queries, v_across_, begin, strips, ds_);
         const char* mask = op_.mask + batch_ * op_.mask_stride[0] + head * op_.mask_stride[1];
+        const auto allowed_at = [&](std::int64_t r) {
+            return Range{std::clamp<std::int64_t>(position + r - op_.left, low, high),
+                         std::clamp<std::int64_t>(position + r + op_.right + 1, low, high)};
+        };
         C sink = kNothing<C>;
         if (op_.sinks) sink = load_as<C>(op_.sinks + head * op_.sinks_stride, op_.sinks_dtype);
         for (std::int64_t r = 0; r < queries; ++r) {
-            const Range allowed{std::clamp<std::int64_t>(position + r - op_.left, low, high),
-                                std::clamp<std::int64_t>(position + r + op_.right + 1, low, high)};
-            one_row(r, {low, strips_of(high, width) * width}, allowed,
-                    mask + (first + r) * op_.mask_stride[2] + reach_.first * op_.mask_stride[3], sink);
+            const char* of_row = mask + (first + r) * op_.mask_stride[2] + reach_.first * op_.mask_stride[3];
+            const Range every{low, strips_of(high, width) * width}, allowed = allowed_at(r);
+            is_wide[r] = is_wide[r] || leaves_range(r, allowed, of_row, query_at(r));
+            const C total = is_wide[r] ? wide_exponentials(r, every, allowed, of_row, sink, query_at(r))
+                                       : exponentials(r, every, allowed, of_row, sink);
+            slopes(r, every, total);
+            if (!is_wide[r]) continue;
+            std::fill_n(row, op_.dim, C{0});  // what it adds to dk is computed below
+            spread(row, op_.dim, q_, r, room_.dims);
         }
         // dv and dk, of slices of keys whose sums the first-level cache holds
         const std::int64_t end = strips_of(high, width) * width;
@@ -282,6 +295,7 @@ class Item {
         for (std::int64_t r = 0; r < queries; ++r) {
             C* const from = dq_ + r * room_.dim;
             for (std::int64_t i = 0; i < op_.dim; ++i) from[i] *= scale;
+            if (is_wide[r]) wide_gradients(r, allowed_at(r), query_at(r), from);
             convert(from, dq + r * op_.dim, op_.dim);
         }
     }
@@ -297,9 +311,9 @@ class Item {
         }
     }
 
-    // Scores become weights, and products of cotangents and values become the gradients of scores.
-    void one_row(std::int64_t r, Range all, Range allowed, const char* mask, C sink) {
-        C *s = p_ + r * room_.stride, *d = ds_ + r * room_.stride, *capped = capped_ + r * room_.stride;
+    // Scores become exponentials relative to the largest; returns their sum.
+    C exponentials(std::int64_t r, Range all, Range allowed, const char* mask, C sink) {
+        C *s = p_ + r * room_.stride, *capped = capped_ + r * room_.stride;
         const C bound = static_cast<C>(op_.softcap);
         if (op_.softcap != 0) {
             for (std::int64_t j = all.begin; j < all.end; j += lanes) {
@@ -324,6 +338,12 @@ class Item {
         }
         C total = sum_of_lanes<C>(sum);
         if (op_.sinks) total += exp_of_negative(V{} + (sink - largest))[0];
+        return total;
+    }
+
+    // Exponentials become weights, and products of cotangents and values become the gradients of scores.
+    void slopes(std::int64_t r, Range all, C total) {
+        C *s = p_ + r * room_.stride, *d = ds_ + r * room_.stride, *capped = capped_ + r * room_.stride;
         const C inverse = total == 0 ? C{0} : 1 / total;
         V along{};
         for (std::int64_t j = all.begin; j < all.end; j += lanes) {
@@ -334,13 +354,77 @@ class Item {
         const C mean = sum_of_lanes<C>(along);
         for (std::int64_t j = all.begin; j < all.end; j += lanes) {
             const V p = load(s + j);
-            V slope = p == 0 ? V{} : p * (load(d + j) - mean);
+            V slope = p * (load(d + j) - mean);
             if (op_.softcap != 0) {
                 const V ratio = load(capped + j);
                 slope = slope * (1 - ratio * ratio);
             }
-            store(d + j, slope);
+            store(d + j, p == 0 ? V{} : slope);
         }
+    }
+
+    // ------------------------------------------------------------------ scores beyond the range
+
+    const T* key_at(std::int64_t key) const {
+        const char* head = op_.k + batch_ * op_.k_stride[0] + kv_head_ * op_.k_stride[1];
+        return at<T>(head + (reach_.first + key) * op_.k_stride[2]);
+    }
+
+    // Whether a score that counts is not finite although the query and the key are
+    bool leaves_range(std::int64_t r, Range allowed, const char* mask, const T* query) const {
+        const C* s = p_ + r * room_.stride;
+        if (allowed.end <= allowed.begin || all_finite(s + allowed.begin, allowed.end - allowed.begin)) return false;
+        if (!all_finite(query, op_.dim)) return false;
+        for (std::int64_t j = allowed.begin; j < allowed.end; ++j)
+            if (!std::isfinite(s[j]) && !mask_forbids(op_, mask, j) && all_finite(key_at(j), op_.dim)) return true;
+        return false;
+    }
+
+    // The same as exponentials(), whatever the scores
+    [[gnu::noinline]] C wide_exponentials(std::int64_t r, Range all, Range allowed, const char* mask, C sink,
+                                          const T* q) {
+        double room[kMostFeatures];
+        const WideQuery<T> query(q, op_.dim, op_.scale, room);
+        C *e = p_ + r * room_.stride, *ratios = capped_ + r * room_.stride;
+        const auto score = [&](std::int64_t key) {
+            if (mask_forbids(op_, mask, key)) return Score{kNothing<double>, false};
+            Score s = query.score(key_at(key));
+            if (op_.softcap != 0) {
+                s = capped(s, op_.softcap);
+                ratios[key] = static_cast<C>(s.value / op_.softcap);
+            }
+            return masked<C>(op_, s, mask, key);
+        };
+        const Score sink_score{static_cast<double>(sink), false};
+        Score largest = sink_score;
+        for (std::int64_t key = allowed.begin; key < allowed.end; ++key)
+            if (const Score s = score(key); below(largest, s)) largest = s;
+        if (largest.value == kNothing<double>) largest.value = 0;
+        double sum = weight_of(sink_score, largest);
+        std::fill(e + all.begin, e + all.end, C{0});
+        for (std::int64_t key = allowed.begin; key < allowed.end; ++key) {
+            const double weight = weight_of(score(key), largest);
+            e[key] = static_cast<C>(weight);
+            sum += weight;
+        }
+        return static_cast<C>(sum);
+    }
+
+    // dq of such a row, and what it adds to dk
+    [[gnu::noinline]] void wide_gradients(std::int64_t r, Range allowed, const T* query, C* dq) {
+        double sums[kMostFeatures];
+        std::fill_n(sums, op_.dim, 0.0);
+        for (std::int64_t j = allowed.begin; j < allowed.end; ++j) {
+            const double slope = static_cast<double>(ds_[r * room_.stride + j]) * op_.scale;
+            if (slope == 0) continue;
+            const T* key = key_at(j);
+            C* const dk = dk_ + j * room_.dim;
+            for (std::int64_t i = 0; i < op_.dim; ++i) {
+                sums[i] += slope * static_cast<double>(load_one(key + i));
+                dk[i] += static_cast<C>(slope * static_cast<double>(load_one(query + i)));
+            }
+        }
+        for (std::int64_t i = 0; i < op_.dim; ++i) dq[i] = static_cast<C>(sums[i]);
     }
 
     static constexpr std::int64_t kMostFeatures = 16384;

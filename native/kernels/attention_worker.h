@@ -489,10 +489,6 @@ class Worker {
     // Whether a row is to be computed again
     std::uint8_t* is_wide(std::int64_t r) const { return wide_ + row_of(r); }
 
-    bool mask_forbids(std::int64_t r, std::int64_t key) const {
-        return op_.mask_kind == MaskKind::boolean && !mask_[r][key * op_.mask_stride[3]];
-    }
-
     // Records a row with a score that is not finite although the query and the key are. Spans of its keys may do so at
     // the same time.
     void find_overflow(std::int64_t r, std::int64_t start, Range range) {
@@ -500,7 +496,7 @@ class Worker {
         const C* s = scores_ + r * kTile;
         const std::int64_t end = std::min(range.end, high_[r] - start);
         for (std::int64_t j = std::max(range.begin, low_[r] - start); j < end; ++j) {
-            if (std::isfinite(s[j]) || mask_forbids(r, start + j)) continue;
+            if (std::isfinite(s[j]) || mask_forbids(op_, mask_[r], start + j)) continue;
             if (!all_finite(at<T>(keys().find(j)), op_.dim)) continue;
             return __atomic_store_n(is_wide(r), std::uint8_t{1}, __ATOMIC_RELAXED);
         }
@@ -509,11 +505,10 @@ class Worker {
     // The score of the first key that find_places has found
     Score wide_score(const WideQuery<T>& query, std::int64_t r, std::int64_t key) const {
         const Score hidden{kNothing<double>, false};
-        if (key < low_[r] || key >= high_[r] || mask_forbids(r, key)) return hidden;
+        if (key < low_[r] || key >= high_[r] || mask_forbids(op_, mask_[r], key)) return hidden;
         Score score = query.score(at<T>(key_parts_->first));
         if (op_.softcap != 0) score = capped(score, op_.softcap);
-        if (op_.mask_kind != MaskKind::floating) return score;
-        return add(score, static_cast<double>(load_as<C>(mask_[r] + key * op_.mask_stride[3], op_.mask_dtype)));
+        return masked<C>(op_, score, mask_[r], key);
     }
 
     void widen_row(std::int64_t r, double* room) {

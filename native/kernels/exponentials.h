@@ -32,6 +32,14 @@ Compute<T> maximum(const T* x, std::int64_t n) {
     return largest;
 }
 
+// The value, unless a row has a NaN
+template <class T>
+Compute<T> nan_or(Compute<T> value, const T* x, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i)
+        if (const Compute<T> a = load_one(x + i); a != a) return a;
+    return value;
+}
+
 // The exponentials of the last n elements of a row in units, fewer than a vector; 0 in the other lanes.
 template <class T>
 inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> shift) {

@@ -18,14 +18,6 @@ namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
 constexpr std::int64_t kBufferBytes = 64 * 1024;  // of the stack of each thread
-// The value, unless a row has a NaN
-template <class T>
-Compute<T> nan_or(Compute<T> value, const T* x, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i)
-        if (const Compute<T> a = load_one(x + i); a != a) return a;
-    return value;
-}
-
 // R is the type of the result's elements.
 template <bool kStream, class T, class R>
 void one_row(const Softmax& op, std::int64_t index) {

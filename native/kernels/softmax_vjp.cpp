@@ -47,6 +47,13 @@ void one_sum(const SoftmaxVjp& op, std::int64_t index) {
         const C share = d_of_row / static_cast<C>(n);
         return put_row<kStream>(dx, n, [share](std::int64_t, std::int64_t) { return Vec<C>{} + share; });
     }
+    if (largest == std::numeric_limits<C>::infinity()) {  // a share of infinity is 0, but for another infinity NaN
+        const C share = nan_or(C{0}, x, n) * d_of_row;
+        return put_row<kStream>(dx, n, [=](std::int64_t i, std::int64_t k) {
+            const Vec<C> a = load_some(x + i, k);
+            return a == largest ? a - largest : Vec<C>{} + share;
+        });
+    }
     const double total = sum_of_exponentials<T>(x, n, largest, nullptr, x) * static_cast<double>(kOneInUnits<C>);
     const C d = static_cast<C>(static_cast<double>(d_of_row) / total);
     put_row<kStream>(dx, n,

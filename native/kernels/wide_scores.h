@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "attention.h"
+#include "attention_masks.h"
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -51,6 +52,18 @@ inline double weight_of(Score s, Score largest) {
     if (std::isnan(s.value)) return s.value;
     if (!s.huge && !largest.huge) return std::exp(s.value - largest.value);
     return s.huge == largest.huge && s.value == largest.value ? 1 : 0;
+}
+
+// Whether a boolean mask, whose row of a query this is, forbids a key.
+inline bool mask_forbids(const Attention& op, const char* mask, std::int64_t key) {
+    return op.mask_kind == MaskKind::boolean && !mask[key * op.mask_stride[3]];
+}
+
+// A score with what a floating mask adds to it
+template <class C>
+Score masked(const Attention& op, Score s, const char* mask, std::int64_t key) {
+    if (op.mask_kind != MaskKind::floating) return s;
+    return add(s, static_cast<double>(load_as<C>(mask + key * op.mask_stride[3], op.mask_dtype)));
 }
 
 // Whether n elements are all finite.

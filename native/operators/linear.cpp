@@ -104,7 +104,7 @@ TENSOROPS_OPERATOR_FOR(python, packed_linear, "x, weight, bias=None, *, outputs,
     if (in.failed()) return in.reason;
     in.require(weight.shape[2] == width, "weight was packed for another target");
     in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty");
-    in.require(op.outputs > (weight.shape[0] - 1) * width && op.outputs <= weight.shape[0] * width,
+    in.require(op.outputs > product(weight.shape[0] - 1, width) && op.outputs <= product(weight.shape[0], width),
                "outputs are not those of weight");
     in.require(!bias || bias->dtype != Dtype::float64, "bias has dtype float64");
     if (!in.require(refuse_vector("bias", bias, op.outputs, "output"))) return in.reason;

@@ -154,7 +154,7 @@ TENSOROPS_OPERATOR(gated_delta_rule, "q, k, v, g, beta, *, state=None, scale=Non
     op.tokens = v.shape[2];
     op.key_dim = q.length();
     op.value_dim = v.length();
-    op.end = v.shape[0] * op.heads;
+    op.end = product(v.shape[0], op.heads);
     op.dtype = v.dtype;
     op.g_dtype = g.dtype;
     op.beta_dtype = beta.dtype;

@@ -145,6 +145,10 @@ static void refusals(void) {
         bad = cases[i].tensor;
         require(call("silu", with_bad, 1, result, 1, NULL, 0) != 0 && says(cases[i].says), cases[i].says);
     }
+    int64_t empty[] = {(int64_t)1 << 62, 5, 0}; /* no product of these lengths overflows */
+    DLTensor nothing = tensor(x, kDLFloat, 32, 3, empty, NULL), none = tensor(y, kDLFloat, 32, 3, empty, NULL);
+    const TensoropsTensor of_nothing[] = {{"x", &nothing}}, to_nothing[] = {{"y", &none}};
+    require(call("silu", of_nothing, 1, to_nothing, 1, NULL, 0) == 0 && y[0] == 0, "arrays without elements");
     bad = t;
     bad.device.device_type = kDLCUDA;
     require(call("silu", with_bad, 1, result, 1, NULL, 0) != 0 && says("x is not in the memory of the CPU"), "device");

@@ -750,7 +750,11 @@ def _hard_sigmoid(xp: Namespace, x: Array, alpha: float, beta: float) -> Array:
     # alpha (x + beta / alpha) does not cancel near its zero, where alpha x + beta does.
     far = alpha == 0.0 or abs(beta) > 1024.0 * abs(alpha)
     line = alpha * x + beta if far else alpha * (x + beta / alpha)
-    return xp.where(line <= 0, xp.zeros_like(x), xp.where(line >= 1, xp.ones_like(x), line))
+    low, high = line <= 0, line >= 1
+    if alpha != 0.0:  # the line, which is rounded, may miss 0 or 1 at its kinks
+        zero, one = -beta / alpha, (1.0 - beta) / alpha
+        low, high = low | (x <= zero if alpha > 0.0 else x >= zero), high | (x >= one if alpha > 0.0 else x <= one)
+    return xp.where(low, xp.zeros_like(x), xp.where(high, xp.ones_like(x), line))
 
 
 def _elu(xp: Namespace, x: Array, scale: float, alpha: float) -> Array:

@@ -304,26 +304,35 @@ def gated_delta_rule(
            [3. ]])
     """
     xp = get_namespace(q, k, v, g, beta, state)
-    batch, key_heads, tokens, key_dim = q.shape
-    heads, value_dim = v.shape[1], v.shape[3]
-    group = heads // max(key_heads, 1)
+    batch, heads, tokens, value_dim = v.shape
     wide_q, wide_k, wide_v, wide_g, wide_beta, s = widen(xp, q, k, v, g, beta, state)
     if s is None:
-        s = xp.zeros((batch, heads, key_dim, value_dim), dtype=wide_v.dtype, device=creation_device(v))
-    # The heads that share a key are an axis, along which queries and keys broadcast.
-    by_key, by_head = (batch, key_heads, 1, tokens), (batch, key_heads, group, tokens)
+        s = xp.zeros((batch, heads, q.shape[3], value_dim), dtype=wide_v.dtype, device=creation_device(v))
     compute = _by_token if tokens <= _FEW else _by_chunk
     y, s = compute(
         xp,
-        xp.reshape(wide_q * scale, (*by_key, key_dim)),
-        xp.reshape(wide_k, (*by_key, key_dim)),
-        xp.reshape(wide_v, (*by_head, value_dim)),
-        xp.reshape(wide_g, (*by_head, 1)),
-        xp.reshape(wide_beta, (*by_head, 1)),
-        xp.reshape(s, (batch, key_heads, group, key_dim, value_dim)),
+        _for_each_head(xp, wide_q * scale, heads),
+        _for_each_head(xp, wide_k, heads),
+        wide_v,
+        xp.expand_dims(wide_g, axis=-1),
+        xp.expand_dims(wide_beta, axis=-1),
+        s,
     )
-    dtype = widen(xp, v)[0].dtype
-    return narrow(xp, xp.reshape(y, v.shape), v), anew(xp, xp.reshape(s, (batch, heads, key_dim, value_dim)), dtype)
+    return narrow(xp, y, v), anew(xp, s, widen(xp, v)[0].dtype)
+
+
+def _for_each_head(xp: Namespace, x: Array, heads: int) -> Array:
+    """Return queries or keys, repeated for the heads that share them.
+
+    An axis of its own for these heads, along which queries and keys broadcast, would save products, but XLA in
+    jaxlib 0.10.2 crashes on derivatives of arrays of seven axes that broadcast along one: there are as many under two
+    `jax.vmap`.
+    """
+    batch, key_heads, tokens, dim = x.shape
+    if key_heads == heads:
+        return x
+    shared = xp.broadcast_to(xp.expand_dims(x, axis=2), (batch, key_heads, heads // key_heads, tokens, dim))
+    return xp.reshape(shared, (batch, heads, tokens, dim))
 
 
 def _by_token(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array) -> tuple[Array, Array]:

@@ -182,6 +182,37 @@ def test_gradients_by_jax(tokens, rng):
         check_grads(jax.jit(tp.causal_conv1d), arrays, order=1, modes=("fwd", "rev"))
 
 
+MAPPED_TWICE = """
+import jax, jax.numpy as jnp, sys
+import numpy as np
+import tensorops as tp
+
+dtype, tokens, key_dim, value_dim = sys.argv[1], *map(int, sys.argv[2:])
+shapes = [(2, tokens, key_dim)] * 2 + [(4, tokens, value_dim)] + [(4, tokens)] * 2
+arrays = [jnp.asarray(np.random.default_rng(0).uniform(-0.5, 0.0, (3, 2, 1, *s)), dtype) for s in shapes]
+
+def gradient(call):
+    return jax.grad(lambda *a: sum(jnp.sin(y.astype("float32")).sum() for y in call(*a)), tuple(range(5)))
+
+for call in (tp.gated_delta_rule, tp.gated_delta_rule.generic):
+    found = jax.jit(jax.vmap(jax.vmap(gradient(call))))(*arrays)
+    one = jax.jit(gradient(call))
+    for i in np.ndindex(3, 2):
+        for a, b in zip(found, one(*(x[i] for x in arrays))):
+            np.testing.assert_allclose(a[i].astype("float32"), b.astype("float32"), rtol=2e-2, atol=2e-3)
+print("finished")
+"""
+
+
+@pytest.mark.costly(2)
+@pytest.mark.parametrize("sizes", [("float16", 40, 1, 1), ("float32", 70, 3, 2), ("float32", 4, 3, 2)], ids=str)
+def test_jax_maps_gradients_twice(sizes):
+    """In a process of its own, which jaxlib 0.10.2 ended where the heads that share a key were an axis of their own."""
+    support.require("jax")
+    done = support.python(MAPPED_TWICE, *map(str, sizes))
+    assert done.stdout == "finished\n", done.stderr
+
+
 def test_equal_keys_do_not_lose_digits(rng):
     """The inverse within a chunk has entries of at most 1, though powers of its matrix reach 1e18."""
     k = np.broadcast_to(np.eye(1, 8), (1, 1, 64, 8)).astype(np.float32)

@@ -325,6 +325,17 @@ def test_slopes_at_kinks_are_those_of_torch(name, library):
 
 
 @pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.2, 0.5), (0.7, 0.35), (1 / 49, 0.5), (-0.2, 0.3), (3e-4, 0.9)])
+def test_hard_sigmoid_is_flat_at_its_kinks_in_bodies(library, alpha, beta):
+    support.require(library)
+    x = np.asarray([-beta / alpha, (1 - beta) / alpha, (0.5 - beta) / alpha], np.float32)
+    body = functools.partial(tp.hard_sigmoid.generic, alpha=alpha, beta=beta)
+    (slopes,) = gradients_of_sum(library, body, x)
+    np.testing.assert_allclose(slopes, [0, 0, alpha], rtol=1e-6)
+    np.testing.assert_array_equal(support.back(body(support.there(x, library)))[:2], [0, 1])
+
+
+@pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
 @pytest.mark.parametrize("name", ["swiglu", "geglu"])
 def test_slopes_of_gated_units(name, library):
     support.require(library)
