@@ -273,14 +273,12 @@ void gated(F f, const ActivationVjp& op) {
     for_dtype(op.dtype, [&](auto x) { run(op, &f, gates<F, decltype(x)>, sizeof x); });
 }
 
-// The slope is multiplied by the larger factor first: the product of both may overflow although theirs does not.
 template <class F>
 void smooth_gate(F f, const ActivationVjp& op) {
     const auto gradients = [f](auto gate, auto up, auto dy) {
         const auto of_gate = f.both(gate);
-        const auto is_less = minus_magnitude(dy) > minus_magnitude(up);
-        const auto larger = is_less ? up : dy, smaller = is_less ? dy : up;
-        return Two<decltype(gate)>{larger * of_gate.slope * smaller, dy * of_gate.value};
+        // In this order, as the product of up and dy may overflow where the slope is almost 0.
+        return Two<decltype(gate)>{up * of_gate.slope * dy, dy * of_gate.value};
     };
     gated(gradients, op);
 }

@@ -202,9 +202,12 @@ class Item {
                     std::fill_n(row, n, C{0});
                 C* const column = across.at(key / width, 0) + key % width;
                 for (std::int64_t i = 0; i < n; ++i) column[i * width] = row[i];
-                if (along) spread(row, n, *along, key, room_.dims);
+                if (!along) continue;
+                spread(row, n, *along, key, room_.dims);
+                keys_magnitude_ += magnitude(row);
             }
         };
+        keys_magnitude_ = 0;
         features(op_.k, op_.k_stride, op_.dim, k_across_, &k_);
         features(op_.v, op_.v_stride, op_.value_dim, v_across_, nullptr);
     }
@@ -250,7 +253,7 @@ class Item {
         for (std::int64_t r = 0; r < queries; ++r) {
             read(q + r * op_.q_stride[2], op_.dim, row);
             for (std::int64_t i = 0; i < op_.dim; ++i) row[i] *= static_cast<C>(op_.scale);
-            is_wide[r] = !all_finite(row, op_.dim) && all_finite(query_at(r), op_.dim);
+            is_wide[r] = !(magnitude(row) * keys_magnitude_ < std::numeric_limits<C>::max() / 2);
             spread(row, op_.dim, q_, r, room_.dims);
             read(dy + r * vjp_.dy_stride[2], op_.value_dim, row);
             spread(row, op_.value_dim, dy_, r, room_.value_dims);
@@ -269,7 +272,7 @@ class Item {
         for (std::int64_t r = 0; r < queries; ++r) {
             const char* of_row = mask + (first + r) * op_.mask_stride[2] + reach_.first * op_.mask_stride[3];
             const Range every{low, strips_of(high, width) * width}, allowed = allowed_at(r);
-            is_wide[r] = is_wide[r] || leaves_range(r, allowed, of_row, query_at(r));
+            is_wide[r] = is_wide[r] && leaves_range(r, allowed, of_row, query_at(r));
             const C total = is_wide[r] ? wide_exponentials(r, every, allowed, of_row, sink, query_at(r))
                                        : exponentials(r, every, allowed, of_row, sink);
             slopes(r, every, total);
@@ -370,11 +373,20 @@ class Item {
         return at<T>(head + (reach_.first + key) * op_.k_stride[2]);
     }
 
-    // Whether a score that counts is not finite although the query and the key are
+    // The sum of magnitudes of a query's or key's features. The product of two such sums bounds their score.
+    C magnitude(const C* row) const {
+        V sum{};
+        for (std::int64_t i = 0; i < op_.dim; i += lanes)
+            sum -= minus_magnitude(load_some(row + i, std::min(lanes, op_.dim - i)));
+        return sum_of_lanes<C>(sum);
+    }
+
+    // Whether the scaled query, or a score that counts, is not finite although the query and the key are
     bool leaves_range(std::int64_t r, Range allowed, const char* mask, const T* query) const {
-        const C* s = p_ + r * room_.stride;
-        if (allowed.end <= allowed.begin || all_finite(s + allowed.begin, allowed.end - allowed.begin)) return false;
         if (!all_finite(query, op_.dim)) return false;
+        for (std::int64_t i = 0; i < op_.dim; ++i)
+            if (!std::isfinite(load_one(query + i) * static_cast<C>(op_.scale))) return true;
+        const C* s = p_ + r * room_.stride;
         for (std::int64_t j = allowed.begin; j < allowed.end; ++j)
             if (!std::isfinite(s[j]) && !mask_forbids(op_, mask, j) && all_finite(key_at(j), op_.dim)) return true;
         return false;
@@ -434,6 +446,7 @@ class Item {
     const Room<C>& room_;
     Strips<C> k_, k_across_, v_across_, q_, dy_;
     C *dk_, *dv_, *p_, *ds_, *dq_, *capped_;
+    C keys_magnitude_ = 0;  // of all keys together
     std::int64_t batch_ = 0, kv_head_ = 0;
     Reach reach_{};
 };

@@ -279,6 +279,19 @@ def test_derivatives_of_attention_are_those_of_the_body(case, rng):
         close(jax.jit(lambda: slopes(ATTEND))(), jax.jit(lambda: slopes(ATTEND.generic))(), 1e-10)
 
 
+def test_gradients_where_products_leave_the_range(rng):
+    """One key has all weight, so that only its value has a gradient."""
+    q, k, v = qkv(rng, tk=5)
+    q, k = 1e20 * q, 1e20 * k
+    gradients = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(ATTEND(*a))), (0, 1, 2)))
+    assert "tensorops.scaled_dot_product_attention_vjp" in gradients.lower(q, k, v).as_text()
+    scores = q.astype(np.float64) @ np.repeat(k, 2, axis=1).astype(np.float64).mT
+    weights = (scores == scores.max(axis=-1, keepdims=True)).astype(np.float64)
+    of_values = weights.mT @ np.cos(weights @ np.repeat(v, 2, axis=1))
+    of_values = of_values.reshape(2, 2, 2, 5, 8).sum(axis=2)
+    close(gradients(q, k, v), (np.zeros_like(q), np.zeros_like(k), of_values))
+
+
 def test_programs_that_cannot_contain_the_kernels(rng):
     args = support.there(qkv(rng), "jax")
     (logits,) = support.there((rng.standard_normal((4, 30)).astype(np.float32),), "jax")

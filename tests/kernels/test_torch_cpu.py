@@ -392,6 +392,18 @@ def test_attention_records_gradients_and_takes_masks():
     close(gradient, torch.autograd.grad(operator.generic(q, k, k, mask=mask).sum(), k)[0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_attention_where_products_leave_the_range(dtype):
+    """The first query has a score of 1e40 for the first key, the second -1e40: each attends to one key."""
+    rows = [[1e20, 1.0], [-1e20, 1.0]], [[1e20, 1.0], [0.0, 0.0]], [[2.0], [3.0]], [[5.0], [7.0]]
+    *arrays, dy = (torch.tensor([[x]], dtype=getattr(torch, dtype)) for x in rows)
+    y = tp.scaled_dot_product_attention(*(x.requires_grad_() for x in arrays))
+    dq, dk, dv = torch.autograd.grad(y, arrays, dy)
+    assert not dq.any()
+    assert not dk.any()
+    assert torch.equal(dv, dy)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_are_tensors_without_dimensions(dtype):
     logits = X.to(getattr(torch, dtype))

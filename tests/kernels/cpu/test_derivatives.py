@@ -4,6 +4,8 @@ In float64 they are those of the bodies, which tests of torch and JAX confirm; h
 products leave the range of a dtype, and at kinks, expected values are written out.
 """
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -196,15 +198,14 @@ def test_logsumexp_beside_infinities(target, dtype, n):
 
 
 def attention_gradients(q, k, v, dy, *, scale, softcap=None, mask=None, is_causal=False, sinks=None):
-    """Return the gradients in float64, by their formulas. An infinite score is the largest, or has no weight."""
+    """Return the gradients in float64, by their formulas; products of queries and keys are exact."""
     group = q.shape[1] // k.shape[1]
     keys, values = (np.repeat(x, group, axis=1) for x in (k, v))
-    with np.errstate(over="ignore"):
-        s = (q @ np.swapaxes(keys, 2, 3)) * scale
+    exact, bounded = np.vectorize(Fraction), np.vectorize(lambda s: float(min(max(s, -1e307), 1e307)))
+    s = bounded(exact(scale) * (exact(q) @ np.swapaxes(exact(keys), 2, 3)))
     slope = 1.0
     if softcap:
         slope, s = 1 - np.tanh(s / softcap) ** 2, softcap * np.tanh(s / softcap)
-    s = np.clip(s, -1e307, 1e307)
     if is_causal:
         s = np.where(np.tri(*s.shape[2:], s.shape[3] - s.shape[2], dtype=bool), s, -np.inf)
     if mask is not None:
@@ -233,7 +234,7 @@ RANGES = {
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("options", RANGES.values(), ids=RANGES)
 def test_attention_where_products_leave_the_range(target, options, dtype):
-    """Queries of 1e20 meet keys of ±1e20 in one feature and zeros, beside usual rows and keys."""
+    """Queries of 1e20 meet keys of ±1e20 in two features and zeros, beside usual rows and keys."""
     rng = np.random.default_rng(3)
     q, dy = rng.standard_normal((2, 2, 4, 5, 19))
     k, v = rng.standard_normal((2, 2, 2, 6, 19))
@@ -241,8 +242,9 @@ def test_attention_where_products_leave_the_range(target, options, dtype):
     options = {"scale": 19**-0.5} | options
     q /= options["scale"] * 19**0.5
     q[..., 0], k[..., 0] = np.abs(q[..., 0]), 0
-    q[:, :, ::2, 0] = large
+    q[:, :, ::2, :2], k[..., 1] = large, 0
     k[0, :, 1::2, 0] = -large  # these have no weight
+    k[0, :, 5, :2] = large, -4 * large  # this has none either, though the first product is positive
     k[1, 0, 4, 0] = large  # this has all of it
     q[1, :2, 1, 0] = largest  # for which it does, too; with a scale above 1, that leaves the range as well
     arrays = rounded([q, k, v, dy], dtype)
@@ -260,14 +262,19 @@ def test_attention_to_keys_that_are_hidden_or_not_finite(target, dtype):
     """Products that leave the range have no effect where they do not count, and infinite keys are nobody's overflow."""
     rng = np.random.default_rng(4)
     q, k, v, dy = rng.standard_normal((4, 1, 2, 3, 8)).astype(dtype)
-    large = 1e300 if dtype == "float64" else 1e38
+    large = 1e308 if dtype == "float64" else 1e38
     q[0, 0], k[0, :, 2] = large, np.where(np.arange(8) % 2, -large, large)  # their product is infinity less infinity
     mask = np.asarray([True, True, False])
-    found = results("scaled_dot_product_attention", [q, k, v, dy], {"mask": mask, "softcap": 2.0})
+    options = {"softcap": 2.0, "scale": 8.0}
+    found = results("scaled_dot_product_attention", [q, k, v, dy], {"mask": mask} | options)
     visible = [q, k[:, :, :2].copy(), v[:, :, :2].copy(), dy]
-    for ours, theirs in zip(found, results("scaled_dot_product_attention", visible, {"softcap": 2.0}), strict=True):
+    for ours, theirs in zip(found, results("scaled_dot_product_attention", visible, options), strict=True):
+        assert np.isfinite(theirs).all()
         np.testing.assert_array_equal(ours[:, :, : theirs.shape[2]], theirs)
         assert not ours[:, :, theirs.shape[2] :].any()
     k[0, 1, 0] = np.inf
-    dq, _, _ = results("scaled_dot_product_attention", [q, k, v, dy], {})
+    dq, _, _ = results("scaled_dot_product_attention", [q, k, v, dy], {"scale": 8.0})
     assert np.isnan(dq[0, 1]).any()
+    mask = np.zeros((3, 3), bool)
+    for gradient in results("scaled_dot_product_attention", [q, np.abs(q), v, dy], {"scale": 8.0, "mask": mask}):
+        assert not gradient.any()
