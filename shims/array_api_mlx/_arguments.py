@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from array_api_mlx._array_object import Array, name_of_type, scalar_operand
 from array_api_mlx._dtypes import cannot_promote, wrong_category
+from array_api_mlx._shapeless import filled_like, is_shapeless, require_lengths
 
 Shape = tuple[int, ...]
 Axis = int | tuple[int, ...] | None
@@ -75,8 +76,13 @@ def axes_of(axis: Any, ndim: int, function: str) -> Shape:
 def reduced(reduce: Any, a: Any, axes: Shape, keepdims: bool, of_nothing: Any) -> Any:
     """Reduce an array along axes; of no elements, the result is known.
 
-    MLX itself is not asked for it: such a reduction of its own, which then reads no memory, sometimes never ends.
+    MLX itself is not asked for it: such a reduction of its own, which then reads no memory, sometimes never ends. A
+    recorded reduction along axes that all have length 1 crashes the interpreter: an axis of length 2 is added.
     """
+    if a.size and axes and is_shapeless():
+        idle = a if reduce in (mx.max, mx.min) else filled_like(a, mx.array(of_nothing, dtype=a.dtype))
+        result = reduce(mx.stack([a, idle], axis=-1), axis=(*axes, a.ndim), keepdims=True)
+        return mx.squeeze(result, axis=a.ndim if keepdims else (*axes, a.ndim))
     if a.size:
         return reduce(a, axis=axes, keepdims=keepdims)
     shape = tuple(1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes)
@@ -84,9 +90,12 @@ def reduced(reduce: Any, a: Any, axes: Shape, keepdims: bool, of_nothing: Any) -
     return mx.full(shape, of_nothing, dtype=kind)
 
 
-def shape_of(shape: Any) -> Shape:
+def shape_of(shape: Any, function: str) -> Shape:
     """Return a shape as a tuple; it may be given as one number."""
-    return tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    lengths = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    if any(n not in (1, -1) for n in lengths):
+        require_lengths(function)
+    return lengths
 
 
 def require_device(device: Any, function: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from array_api_mlx._dtypes import FLOATING
+from array_api_mlx._shapeless import require_lengths
 
 _SIGNED_BITS = {mx.float16: mx.int16, mx.bfloat16: mx.int16, mx.float32: mx.int32, mx.float64: mx.int64}
 _INFINITY_BITS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F800000, mx.float64: 0x7FF0000000000000}
@@ -227,6 +228,7 @@ def matmul(a: Any, b: Any) -> Any:
     a, b = promote(a, b)
     if a.dtype in FLOATING:
         return mx.matmul(a, b)
+    require_lengths("matmul of integers")
     left, right = (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
     depth = left.shape[-1]
     batch = mx.broadcast_shapes(left.shape[:-2], right.shape[:-2])

@@ -28,6 +28,7 @@ from array_api_mlx._dtypes import (
     wrong_category,
 )
 from array_api_mlx._keys import get, put, to_numpy
+from array_api_mlx._shapeless import require_lengths
 
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 _HOST = (1, 0)
@@ -348,6 +349,7 @@ class Array:
     def __iter__(self) -> Iterator[Array]:
         if not self._array.ndim:
             raise TypeError("a zero-dimensional array cannot be iterated over")
+        require_lengths("iter(x)")
         return map(Array, self._array)
 
     # ------------------------------------------------------------------------------------- indexing

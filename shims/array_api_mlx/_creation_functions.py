@@ -12,6 +12,7 @@ import numpy as np
 from array_api_mlx._arguments import require_device, shape_of, unwrap
 from array_api_mlx._array_object import Array, name_of_type
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INTEGRAL, LIMITS, NAMES, REAL, common_dtype, name_of, require_dtype
+from array_api_mlx._shapeless import filled_like, needs_lengths
 
 _BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 _HOST_DTYPES = {dtype: np.dtype(np.float32 if dtype == mx.bfloat16 else name) for dtype, name in NAMES.items()}
@@ -145,7 +146,13 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 # ------------------------------------------------------------------------------------- filled arrays
 
 
-def _filled(shape: Any, value: Any, dtype: Any, function: str) -> Array:
+def _fill_value(value: Any, dtype: Any, function: str) -> Any:
+    """Return the value of `full` as an ``mx.array``."""
+    if isinstance(value, (Array, mx.array)):
+        return _converted(value, dtype, None)._array
+    if dtype is None:
+        return _made_of(value, None)
+    dtype = require_dtype(dtype, function)
     if dtype in INTEGRAL:
         low, high = LIMITS[dtype]
         if isinstance(value, int) and not low <= value <= high:
@@ -154,47 +161,51 @@ def _filled(shape: Any, value: Any, dtype: Any, function: str) -> Array:
             raise TypeError(f"{function}: fill_value is a {type(value).__name__}, but dtype is {name_of(dtype)}")
     if isinstance(value, complex) and dtype not in COMPLEX:
         raise TypeError(f"{function}: fill_value is complex, but dtype is {name_of(dtype)}")
-    return Array(mx.broadcast_to(from_numpy(np.asarray(value), dtype), shape_of(shape)))
+    return from_numpy(np.asarray(value), dtype)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array filled with one value, by default in the default dtype of its kind."""
     require_device(device, "full")
-    if isinstance(fill_value, (Array, mx.array)):
-        return Array(mx.broadcast_to(_converted(fill_value, dtype, None)._array, shape_of(shape)))
-    if dtype is None:
-        return Array(mx.broadcast_to(_made_of(fill_value, None), shape_of(shape)))
-    return _filled(shape, fill_value, require_dtype(dtype, "full"), "full")
+    return Array(mx.broadcast_to(_fill_value(fill_value, dtype, "full"), shape_of(shape, "full")))
 
 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array with the shape of `x` and by default its dtype, filled with one value."""
-    a = unwrap(x, "full_like")
-    return full(a.shape, fill_value, dtype=a.dtype if dtype is None else dtype, device=device)
+    return _like(x, fill_value, dtype, device, "full_like")
+
+
+def _like(x: Any, fill_value: Any, dtype: Any, device: Any, function: str) -> Array:
+    require_device(device, function)
+    a = unwrap(x, function)
+    value = _fill_value(fill_value, a.dtype if dtype is None else dtype, function)
+    if value.ndim:
+        raise ValueError(f"{function}: fill_value has {value.ndim} dimensions, expected a number")
+    return Array(filled_like(a, value))
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of zeros, float32 by default."""
     require_device(device, "zeros")
-    return Array(mx.zeros(shape_of(shape), dtype=mx.float32 if dtype is None else require_dtype(dtype, "zeros")))
+    return Array(
+        mx.zeros(shape_of(shape, "zeros"), dtype=mx.float32 if dtype is None else require_dtype(dtype, "zeros"))
+    )
 
 
 def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Return zeros with the shape of `x` and by default its dtype."""
-    a = unwrap(x, "zeros_like")
-    return zeros(a.shape, dtype=a.dtype if dtype is None else dtype, device=device)
+    return _like(x, 0, dtype, device, "zeros_like")
 
 
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of ones, float32 by default."""
     require_device(device, "ones")
-    return Array(mx.ones(shape_of(shape), dtype=mx.float32 if dtype is None else require_dtype(dtype, "ones")))
+    return Array(mx.ones(shape_of(shape, "ones"), dtype=mx.float32 if dtype is None else require_dtype(dtype, "ones")))
 
 
 def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Return ones with the shape of `x` and by default its dtype."""
-    a = unwrap(x, "ones_like")
-    return ones(a.shape, dtype=a.dtype if dtype is None else dtype, device=device)
+    return _like(x, 1, dtype, device, "ones_like")
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
@@ -204,9 +215,10 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
 
 def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Return zeros with the shape of `x` and by default its dtype."""
-    return zeros_like(x, dtype=dtype, device=device)
+    return _like(x, 0, dtype, device, "empty_like")
 
 
+@needs_lengths
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Return a matrix with ones on its `k`-th diagonal and zeros elsewhere."""
     require_device(device, "eye")
@@ -224,6 +236,7 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
 # ------------------------------------------------------------------------------------- ranges
 
 
+@needs_lengths
 def arange(
     start: float, /, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None
 ) -> Array:
@@ -263,6 +276,7 @@ def _wrapped(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value % (1 << 8 * dtype.size), dtype=np.uint64).astype(_HOST_DTYPES[dtype])
 
 
+@needs_lengths
 def linspace(
     start: Any,
     stop: Any,
@@ -282,6 +296,7 @@ def linspace(
     return Array(from_numpy(np.linspace(start, stop, num, endpoint=endpoint), target))
 
 
+@needs_lengths
 def meshgrid(*arrays: Any, indexing: Literal["xy", "ij"] = "xy") -> tuple[Array, ...]:
     """Return coordinate matrices of coordinate vectors."""
     if indexing not in ("xy", "ij"):
@@ -290,11 +305,13 @@ def meshgrid(*arrays: Any, indexing: Literal["xy", "ij"] = "xy") -> tuple[Array,
     return tuple(map(Array, mx.meshgrid(*bare, indexing=indexing))) if bare else ()
 
 
+@needs_lengths
 def tril(x: Any, /, *, k: int = 0) -> Array:
     """Return the elements of matrices on and below the `k`-th diagonal, and zeros above."""
     return _triangle(x, k, "tril", lambda column, row: column <= row)
 
 
+@needs_lengths
 def triu(x: Any, /, *, k: int = 0) -> Array:
     """Return the elements of matrices on and above the `k`-th diagonal, and zeros below."""
     return _triangle(x, k, "triu", lambda column, row: column >= row)

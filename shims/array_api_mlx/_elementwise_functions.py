@@ -24,6 +24,7 @@ from array_api_mlx._dtypes import (
     pairs_of,
     wrong_category,
 )
+from array_api_mlx._shapeless import filled_like
 
 
 def _unary(name: str, function: Callable[[Any], Any], category: frozenset[Any], does: str) -> Callable[[Any], Array]:
@@ -64,7 +65,7 @@ def _only(category: frozenset[Any], function: Callable[[Any], Any]) -> Callable[
 
 def _never(category: frozenset[Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a test that is false for arrays of other dtypes."""
-    return lambda a: function(a) if a.dtype in category else mx.zeros(a.shape, dtype=mx.bool_)
+    return lambda a: function(a) if a.dtype in category else filled_like(a, mx.array(False))
 
 
 abs = _unary("abs", mx.abs, NUMERIC, "Return magnitudes; those of complex numbers are real.")

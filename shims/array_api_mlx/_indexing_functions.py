@@ -10,8 +10,10 @@ from array_api_mlx._arguments import axis_of, unwrap, unwrap_of
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import INTEGRAL
 from array_api_mlx._keys import within
+from array_api_mlx._shapeless import needs_lengths
 
 
+@needs_lengths
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
     """Return the elements at some indices along an axis, which is optional for a 1-D array."""
     a = unwrap(x, "take")
@@ -22,6 +24,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
     return Array(mx.take(a, places, axis=index))
 
 
+@needs_lengths
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
     """Return the elements at the indices for each slice along an axis."""
     a, places = unwrap(x, "take_along_axis"), unwrap_of(INTEGRAL, indices, "take_along_axis", "indices")

@@ -15,10 +15,13 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx._dtypes import LIMITS
+from array_api_mlx._shapeless import require_lengths
 
 
 def get(a: Any, key: Any) -> Any:
     """Return ``a[key]``."""
+    if not all(map(_is_whole, key if type(key) is tuple else (key,))):
+        require_lengths("x[…]")
     if type(key) is slice:
         return a[_checked_slice(key)] if a.ndim else _too_many(1, a)
     if type(key) is int and a.ndim and -a.shape[0] <= key < a.shape[0]:
@@ -37,8 +40,9 @@ def put(a: Any, key: Any, values: Any) -> Any:
     mask = _lone_mask(key)
     if mask is not None and not values.ndim:
         _require_fit(mask, a)
-        whole = mx.reshape(mask, (*mask.shape, *[1] * (a.ndim - mask.ndim)))
+        whole = mx.expand_dims(mask, tuple(range(mask.ndim, a.ndim)))
         return mx.where(whole, values, a) if mask.size else a
+    require_lengths("x[…] = y")
     changed = mx.array(a)  # another name for the same value
     if mask is not None:
         if mask.size:
@@ -48,6 +52,11 @@ def put(a: Any, key: Any, values: Any) -> Any:
         return changed
     changed[_checked(key, a)] = values
     return changed
+
+
+def _is_whole(entry: Any) -> bool:
+    """Return whether an entry of a key selects all elements of the axes for which it stands."""
+    return entry is None or entry is Ellipsis or (type(entry) is slice and entry == slice(None))
 
 
 # ---------------------------------------------------------------------------------------- boolean arrays
@@ -68,7 +77,10 @@ def to_numpy(a: Any) -> np.ndarray[Any, Any]:
     """Compute an ``mx.array`` and return its values; bfloat16, which NumPy lacks, becomes float32."""
     a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
     mx.eval(a)  # NumPy would ignore an error and show uninitialized memory, or crash, before MLX 0.32.4
-    return np.asarray(a)
+    values = np.asarray(a)
+    # MLX describes 64-bit integers as C's long long, a type of its own for compiled code that tells types by number.
+    values = values.view(values.dtype.name)
+    return values.copy() if a.size > 1 and 0 in values.strides else values  # elements that share memory
 
 
 def _require_fit(mask: Any, a: Any) -> None:

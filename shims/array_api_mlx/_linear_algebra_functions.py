@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 
 from array_api_mlx import _arithmetic
-from array_api_mlx._arguments import axes_of, unwrap
+from array_api_mlx._arguments import axes_of, reduced, unwrap
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import NUMERIC, cannot_promote, pairs_of
+from array_api_mlx._shapeless import needs_lengths
 
 _PAIRS = pairs_of(NUMERIC)
 
@@ -38,6 +39,7 @@ def matrix_transpose(x: Any, /) -> Array:
     return Array(mx.swapaxes(a, -1, -2))
 
 
+@needs_lengths
 def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Array:
     """Return the sum of products over some axes of both: the last and first ones, or the given ones."""
     a, b = _pair(x1, x2, "tensordot")
@@ -65,4 +67,5 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     if a.shape[axis] != b.shape[axis]:
         raise ValueError(f"vecdot: axis {axis} has length {a.shape[axis]} in x1, but {b.shape[axis]} in x2")
     left = mx.conjugate(a) if a.dtype == mx.complex64 else a
-    return Array(mx.sum(left * b, axis=axis).astype(a.dtype))
+    products = left * b
+    return Array(reduced(mx.sum, products, (products.ndim + axis,), False, 0).astype(a.dtype))

@@ -13,6 +13,7 @@ from array_api_mlx._arguments import axes_of, axis_of, shape_of, unwrap
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import INTEGRAL, common_dtype, wrong_category
 from array_api_mlx._keys import to_numpy
+from array_api_mlx._shapeless import needs_lengths
 
 
 def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
@@ -35,7 +36,7 @@ def broadcast_shapes(*shapes: tuple[int | None, ...]) -> tuple[int | None, ...]:
 
 def broadcast_to(x: Any, /, shape: tuple[int, ...]) -> Array:
     """Return `x` broadcast to a shape."""
-    return Array(mx.broadcast_to(unwrap(x, "broadcast_to"), shape_of(shape)))
+    return Array(mx.broadcast_to(unwrap(x, "broadcast_to"), shape_of(shape, "broadcast_to")))
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
@@ -63,6 +64,7 @@ def _promoted(arrays: Sequence[Any], function: str) -> list[Any]:
     return [a.astype(dtype) for a in bare]
 
 
+@needs_lengths
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
     """Return the slices of an array along an axis."""
     a = unwrap(x, "unstack")
@@ -88,6 +90,7 @@ def squeeze(x: Any, /, axis: int | tuple[int, ...]) -> Array:
     return Array(mx.squeeze(a, axis=axes) if axes else a)
 
 
+@needs_lengths
 def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
     """Return `x` with the order of its elements reversed along some or all axes."""
     a = unwrap(x, "flip")
@@ -116,6 +119,7 @@ def permute_dims(x: Any, /, axes: tuple[int, ...]) -> Array:
     return Array(mx.transpose(a, order) if order else a)
 
 
+@needs_lengths
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
     """Return `x` with each element repeated; an array `repeats` gives the count for each element and is computed."""
     a = unwrap(x, "repeat")
@@ -139,15 +143,17 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
 def reshape(x: Any, /, shape: tuple[int, ...], *, copy: bool | None = None) -> Array:
     """Return the elements in another shape; one length may be -1. Nothing is shared, whatever `copy` says."""
     a = unwrap(x, "reshape")
-    lengths = list(shape_of(shape))
+    given = shape_of(shape, "reshape")
+    lengths = list(given)
     if lengths.count(-1) == 1:
         known = math.prod(n for n in lengths if n != -1)
         lengths[lengths.index(-1)] = a.size // known if known else 0
     if min(lengths, default=0) < 0 or math.prod(lengths) != a.size:
         raise ValueError(f"reshape: an array of shape {a.shape} cannot be reshaped to {shape}")
-    return Array(mx.reshape(a, lengths))
+    return Array(mx.reshape(a, given if a.size else lengths))  # -1 is any length in a trace for any shape
 
 
+@needs_lengths
 def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
     """Return `x` with its elements moved cyclically along some axes, or flattened if none is given."""
     a = unwrap(x, "roll")
@@ -164,6 +170,7 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     return Array(a)
 
 
+@needs_lengths
 def tile(x: Any, repetitions: tuple[int, ...], /) -> Array:
     """Return `x` repeated along each axis as often as `repetitions` says."""
     a = unwrap(x, "tile")

@@ -30,8 +30,10 @@ def _position(x: Any, function: str, search: Any, axis: int | None, keepdims: bo
     index = None if axis is None else axis_of(axis, a.ndim, function)
     if not (a.size if index is None else a.shape[index]):
         raise ValueError(f"{function}: x has shape {a.shape} and no elements to search")
+    if a.size:
+        return Array(search(a, axis=index, keepdims=keepdims).astype(INDEX))
     axes = tuple(range(a.ndim)) if index is None else (index,)
-    return Array(reduced(lambda b, **_: search(b, axis=index, keepdims=keepdims), a, axes, keepdims, 0).astype(INDEX))
+    return Array(reduced(mx.max, a, axes, keepdims, 0).astype(INDEX))
 
 
 def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:

@@ -12,6 +12,7 @@ from array_api_mlx._array_object import Array
 from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import ALL, COMPLEX, PROMOTION
 from array_api_mlx._keys import to_numpy
+from array_api_mlx._shapeless import needs_lengths
 
 
 class UniqueAll(NamedTuple):
@@ -67,6 +68,7 @@ def unique_values(x: Any, /) -> Array:
     return _values(np.unique(to_numpy(a), equal_nan=False), a)
 
 
+@needs_lengths
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     """Return which elements of `x1` are among those of `x2`; with `invert`, which are not."""
     a, b = operands(x1, x2, "isin", PROMOTION, ALL)

@@ -11,9 +11,10 @@ import mlx.core as mx
 from array_api_mlx._arguments import Axis, Shape, axes_of, axis_of, reduced, unwrap_of
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import ACCUMULATOR, FLOATING, INTEGRAL_OR_BOOL, NUMERIC, REAL, require_dtype
+from array_api_mlx._shapeless import filled_like, is_shapeless, require_lengths
 
 _SUMMABLE = NUMERIC | INTEGRAL_OR_BOOL
-_BLOCK, _LONG = 128, 1024  # the terms of a block; shorter sums lose few digits
+_BLOCK = 128  # shorter sums lose few digits, if any
 
 
 def _accumulated(
@@ -28,7 +29,8 @@ def _accumulated(
 def total(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the sum of an ``mx.array``: on processors MLX adds in order, so of many terms blocks are summed first."""
     axes = axes_of(axis, a.ndim, "sum")
-    many = a.dtype in FLOATING and a.size and math.prod(a.shape[each] for each in axes) > _LONG
+    many = a.dtype in FLOATING and a.size and math.prod(a.shape[each] for each in axes) > _BLOCK
+    many = many and not is_shapeless()  # blocks would be those of the traced array
     for each in axes if many else ():
         while a.shape[each] > _BLOCK:
             whole = a.shape[each] // _BLOCK * _BLOCK
@@ -75,9 +77,19 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
 
 def _mean(a: Any, axes: Shape, keepdims: bool) -> Any:
     count = math.prod(a.shape[each] for each in axes)
-    if not count or count <= _LONG:
+    if not count or (count <= _BLOCK and not is_shapeless()):
         return reduced(mx.mean, a, axes, keepdims, math.nan)
-    return total(a, axes, keepdims) / mx.array(count, dtype=a.dtype)
+    return reduced(total, a, axes, keepdims, 0) / _count(a, axes, keepdims)
+
+
+def _count(a: Any, axes: Shape, keepdims: bool, correction: float = 0.0) -> Any:
+    """Return the number of elements along axes less `correction`, at least 0."""
+    real = mx.real(a).dtype if a.dtype == mx.complex64 else a.dtype
+    if is_shapeless():
+        counts = reduced(mx.sum, filled_like(a, mx.array(1)), axes, keepdims, 0).astype(real)
+        return mx.maximum(counts - mx.array(correction, dtype=real), mx.array(0, dtype=real))
+    left = math.prod(a.shape[each] for each in axes) - correction
+    return mx.array(left if left > 0 else 0.0, dtype=real)
 
 
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
@@ -93,11 +105,9 @@ def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
 def _variance(x: Any, function: str, axis: Axis, correction: float, keepdims: bool) -> Any:
     a = unwrap_of(FLOATING, x, function)
     axes = axes_of(axis, a.ndim, function)
-    count = math.prod(a.shape[each] for each in axes)
     magnitude = mx.abs(a - _mean(a, axes, keepdims=True))
     squares = reduced(total, mx.square(magnitude), axes, keepdims, 0)
-    left = count - correction
-    return squares / mx.array(left if left > 0 else 0.0, dtype=squares.dtype)
+    return squares / _count(a, axes, keepdims, correction)
 
 
 def _cumulated(
@@ -110,6 +120,7 @@ def _cumulated(
     target = ACCUMULATOR[a.dtype] if dtype is None else require_dtype(dtype, function)
     result = scan(a.astype(target), axis=index).astype(target) if a.size else a.astype(target)
     if include_initial:
+        require_lengths(f"{function} with include_initial")
         shape = tuple(1 if i == index else n for i, n in enumerate(a.shape))
         result = mx.concatenate([mx.full(shape, first, dtype=target), result], axis=index)
     return Array(result)

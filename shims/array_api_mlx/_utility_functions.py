@@ -9,6 +9,7 @@ import mlx.core as mx
 from array_api_mlx._arguments import Axis, axes_of, axis_of, reduced, unwrap, unwrap_of
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import NUMERIC, common_dtype
+from array_api_mlx._shapeless import needs_lengths
 
 
 def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -23,6 +24,7 @@ def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     return Array(reduced(mx.any, a != 0, axes_of(axis, a.ndim, "any"), keepdims, False))
 
 
+@needs_lengths
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
     """Return the `n`-th differences of neighbours along an axis, optionally with values before and after."""
     a = unwrap_of(NUMERIC, x, "diff")

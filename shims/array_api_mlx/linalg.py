@@ -22,6 +22,7 @@ from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INDEX, NUMERIC, PROMOTION, REAL_PART, pairs_of
 from array_api_mlx._keys import to_numpy
 from array_api_mlx._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot
+from array_api_mlx._shapeless import needs_lengths
 from array_api_mlx._statistical_functions import sum as _sum, total
 
 __all__ = [
@@ -270,6 +271,7 @@ def _tolerance(a: Any, s: Any, rtol: Any) -> Any:
     return mx.max(s, axis=-1, keepdims=True) * relative
 
 
+@needs_lengths
 def matrix_power(x: Any, n: int, /) -> Array:
     """Return the `n`-th power of square matrices; for negative `n`, that of the inverse."""
     a = _matrices(x, "matrix_power", square=True)
@@ -326,12 +328,13 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro"
 def _greatest_or_least(a: Any, ord: Any) -> Any:  # noqa: A002
     if not a.shape[-1]:
         return mx.zeros(a.shape[:-1], dtype=a.dtype)
-    return mx.max(a, axis=-1) if ord > 0 else mx.min(a, axis=-1)
+    return reduced(mx.max if ord > 0 else mx.min, a, (a.ndim - 1,), False, 0)
 
 
 # ------------------------------------------------------------------------------------- products, diagonals
 
 
+@needs_lengths
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     """Return the cross product of 3-element vectors along an axis."""
     a, b = operands(unwrap(x1, "cross", "x1"), unwrap(x2, "cross", "x2"), "cross", pairs_of(NUMERIC), NUMERIC)
@@ -353,11 +356,13 @@ def outer(x1: Any, x2: Any, /) -> Array:
     return Array(a[:, None] * b[None, :])
 
 
+@needs_lengths
 def diagonal(x: Any, /, *, offset: int = 0) -> Array:
     """Return the elements on a diagonal of matrices, `offset` of them to the right of the main one."""
     return Array(_diagonal(x, offset, "diagonal"))
 
 
+@needs_lengths
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Array:
     """Return the sum of the elements on a diagonal of matrices; see `diagonal`, and `sum` for the dtype."""
     return _sum(Array(_diagonal(x, offset, "trace")), axis=-1, dtype=dtype)

@@ -27,9 +27,9 @@ def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import mlx.core as mx
     import numpy as np
 
-    numbers = x.view(mx.uint16) if x.dtype == mx.bfloat16 else x
-    mx.eval(numbers)  # an error of MLX while NumPy reads crashes the interpreter, before MLX 0.32.4
-    values = np.asarray(numbers)
+    import array_api_mlx
+
+    values = np.asarray(array_api_mlx.asarray(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x))
     return values.view(bfloat16()) if x.dtype == mx.bfloat16 else values
 
 
@@ -143,7 +143,6 @@ LIBRARY = Library(
     wait=_wait,
     holding=_holding,
     accelerators=_accelerators,
-    sums_in_order=True,
     extra="mlx",
 )
 

@@ -309,8 +309,7 @@ def layer_norm(
         return anew(xp, x)
     wide, w, b = widen(xp, x, weight, bias)
     y = _divide_by_deviation(xp, wide, axes, eps)
-    along = tuple(x.shape[a] if a in axes else 1 for a in range(x.ndim))
-    return narrow(xp, _affine(xp, y, w, b, along), x)
+    return narrow(xp, _affine(xp, y, w, b, axes), x)
 
 
 @operator(check=_check_add_layer_norm, rows=_add_layer_norm_rows, calls=(layer_norm,))
@@ -498,7 +497,7 @@ def instance_norm(
             [-1.,  3.]]])
     """
     xp = get_namespace(x, weight, bias)
-    return _group_norm(xp, x, x.shape[channel_axis], weight, bias, eps, channel_axis)
+    return _group_norm(xp, x, None, weight, bias, eps, channel_axis)
 
 
 @operator(check=_check_l2_norm, rows=_l2_norm_rows)
@@ -559,17 +558,20 @@ def l2_norm(x: ArrayInputT, eps: float = 1e-12, *, axis: int | tuple[int, ...] =
 
 
 def _group_norm(
-    xp: Namespace, x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float, channel_axis: int
+    xp: Namespace, x: Array, groups: int | None, weight: Array | None, bias: Array | None, eps: float, channel_axis: int
 ) -> Array:
+    """Divide by the deviation within groups of channels, or, if `groups` is ``None``, within each channel."""
     if 0 in x.shape:
         return anew(xp, x)
     wide, w, b = widen(xp, x, weight, bias)
-    before, channels, after = x.shape[:channel_axis], x.shape[channel_axis], x.shape[channel_axis + 1 :]
-    grouped = xp.reshape(wide, (*before, groups, channels // groups, *after))
-    axes = tuple(a for a in range(1, x.ndim + 1) if a != channel_axis)
-    y = xp.reshape(_divide_by_deviation(xp, grouped, axes, eps), x.shape)
-    along = tuple(channels if a == channel_axis else 1 for a in range(x.ndim))
-    return narrow(xp, _affine(xp, y, w, b, along), x)
+    if groups is None:
+        grouped = xp.expand_dims(wide, axis=channel_axis + 1)
+    else:
+        before, channels, after = x.shape[:channel_axis], x.shape[channel_axis], x.shape[channel_axis + 1 :]
+        grouped = xp.reshape(wide, (*before, groups, channels // groups, *after))
+    y = _divide_by_deviation(xp, grouped, tuple(a for a in range(1, x.ndim + 1) if a != channel_axis), eps)
+    y = xp.squeeze(y, axis=channel_axis + 1) if groups is None else xp.reshape(y, x.shape)
+    return narrow(xp, _affine(xp, y, w, b, (channel_axis,)), x)
 
 
 def _divide_by_deviation(xp: Namespace, x: Array, axes: tuple[int, ...], eps: float) -> Array:
@@ -581,11 +583,20 @@ def _divide_by_deviation(xp: Namespace, x: Array, axes: tuple[int, ...], eps: fl
     return centred / _root_mean_square(xp, centred, unit, axes, eps)
 
 
-def _affine(xp: Namespace, y: Array, weight: Array | None, bias: Array | None, shape: tuple[int, ...]) -> Array:
-    """Return ``y * weight + bias``, with weight and bias reshaped; ``None`` leaves a step out."""
+def _affine(xp: Namespace, y: Array, weight: Array | None, bias: Array | None, axes: tuple[int, ...]) -> Array:
+    """Return ``y * weight + bias`` with weight and bias along some axes of `y`; ``None`` leaves a step out."""
     if weight is not None:
-        y = y * xp.reshape(weight, shape)
-    return y if bias is None else y + xp.reshape(bias, shape)
+        y = y * _along(xp, weight, axes, y.ndim)
+    return y if bias is None else y + _along(xp, bias, axes, y.ndim)
+
+
+def _along(xp: Namespace, parameter: Array, axes: tuple[int, ...], ndim: int) -> Array:
+    """Insert the axes over which `parameter`, which has some axes of an array of `ndim` dimensions, broadcasts."""
+    first = min(axes)
+    for axis in range(first, ndim):
+        if axis not in axes:
+            parameter = xp.expand_dims(parameter, axis=axis - first)
+    return parameter
 
 
 def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float) -> Array:
@@ -595,8 +606,7 @@ def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: i
     scaled, unit = _scale_to_one(xp, wide, (axis,), eps**0.5)
     y = scaled / _root_mean_square(xp, scaled, unit, (axis,), eps)
     if w is not None:
-        along = tuple(-1 if a == axis else 1 for a in range(x.ndim))
-        y = y * xp.reshape(w + weight_offset, along)
+        y = y * _along(xp, w + weight_offset, (axis,), x.ndim)
     return narrow(xp, y, x)
 
 

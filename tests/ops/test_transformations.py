@@ -6,6 +6,7 @@ are delicate.
 
 import functools
 import math
+import re
 import shutil
 
 import numpy as np
@@ -15,9 +16,10 @@ import support
 import tensorops as tp
 from differentiable import ALL, BIASES, DIFFERENTIABLE, MASK, PACKED, SCALES, attention, normal
 from tensorops._operator import OPERATORS
+from tensorops.ops import activation, normalization
 from tensorops.testing import CASES, REFERENCES, assert_matches
 from tensorops.testing._running import result_dtype
-from tensorops.testing.entries import Maker
+from tensorops.testing.entries import Maker, cast
 from tensorops.testing.tables import WORKLOADS
 
 every_gradient = pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -840,6 +842,41 @@ def test_mlx_compile(name, mx):
     call = Call(name, np.float32)
     y = mx.compile(call.of("mlx"))(*support.there(call.inputs, "mlx"))
     assert_close(y, call.expected(), 1e-5)
+
+
+ANY_LENGTH = {*activation.__all__, *normalization.__all__, "linear", "linear_activation"} - {"group_norm"}
+
+
+def tiled(tree, count):
+    """Repeat every array `count` times along each axis, in float32 if it has floating-point numbers."""
+    if isinstance(tree, dict):
+        return {key: tiled(value, count) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(tiled(value, count) for value in tree)
+    if not isinstance(tree, np.ndarray):
+        return tree
+    return np.tile(cast(tree, "float32"), (count,) * tree.ndim)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@every_call
+def test_mlx_compile_for_any_shape(name, first, mx):
+    """Every operator is right for shapes that were not traced, or says which function needs their lengths."""
+    operator = OPERATORS[name.partition("-")[0]]
+    mx.eval(mx.ones(1) + 1)  # what is compiled before MLX computes for the first time is traced again after it
+    compiled = mx.compile(lambda *args, **kwargs: operator(*args, **kwargs), shapeless=True)
+    refusal = ""
+    for count in (first, 4 - first):
+        args, kwargs = tiled(ALL[name], count)
+        try:
+            y = compiled(*support.there(args, "mlx"), **support.there(kwargs, "mlx"))
+        except ValueError as error:
+            refusal = str(error)
+            break
+        assert_close(y, REFERENCES[operator.__name__](*args, **kwargs), 1e-4)
+    if refusal:
+        assert operator.__name__ not in ANY_LENGTH
+        assert re.search(r"shapeless=True|cannot infer output shapes|\[reshape\]", refusal)
 
 
 @pytest.mark.costly(2)

@@ -92,6 +92,22 @@ def test_half_types_come_and_go(name):
     assert xp.result_type(xp.float16, xp.bfloat16) == xp.float32
 
 
+@pytest.mark.parametrize("name", ["int64", "uint64", "int32", "bool", "float64", "complex64"])
+def test_numpy_arrays_are_of_the_types_that_numpy_itself_creates(name):
+    """MLX's 64-bit integers are long long, which compiled code does not take for NumPy's int64 where that is long."""
+    numbers = np.asarray([[0, 1], [1, 0]], dtype=name)
+    x = xp.asarray(numbers)
+    for values in (np.asarray(x), np.asarray(x[0, 1]), np.from_dlpack(x), tp.to_backend(x.mlx, "numpy")):
+        assert values.dtype.num == numbers.dtype.num
+    assert np.asarray(x).base is not None  # a view
+
+
+def test_numpy_arrays_of_one_number_hold_it_once_for_each_element():
+    values = np.asarray(xp.full((2, 2), 3.0))
+    values[0, 0] = 7.0
+    np.testing.assert_array_equal(values, [[7.0, 3.0], [3.0, 3.0]])
+
+
 def test_data_types_are_names_for_those_of_mlx():
     assert xp.float32 == mx.float32
     assert hash(xp.float32) == hash(mx.float32)
@@ -240,6 +256,109 @@ def test_lazy_functions_are_traced_by_compile(name):
     function = LAZY[name]
     traced = mx.compile(lambda raw: function(xp.asarray(raw)).mlx)(mx.array(X))
     np.testing.assert_allclose(np.asarray(traced), np.asarray(function(xp.asarray(X))), rtol=1e-5, atol=1e-6)
+
+
+ANY_SHAPE = {
+    "filled": lambda x: xp.where(x > 0, xp.exp(x), xp.zeros_like(x)) * xp.full_like(x, 2.0) + xp.ones_like(x),
+    "elementwise": lambda x: xp.log1p(xp.abs(x)) * xp.sign(x) - xp.clip(x, -0.5, 0.5) ** 2,
+    "integers": lambda x: xp.isnan(xp.astype(x, xp.int32)) | (x > 0),
+    "broadcast": lambda x: x * xp.max(x, axis=0) + xp.expand_dims(xp.sum(x, axis=1), axis=1),
+    "extremes": lambda x: xp.max(x, axis=1, keepdims=True) - xp.min(x, axis=(0,)),
+    "sums": lambda x: xp.sum(x, axis=1) + xp.prod(x, axis=1),
+    "counts": lambda x: xp.astype(xp.any(x > 1, axis=0), xp.int32) + xp.astype(xp.all(x > -1, axis=0), xp.int32),
+    "means": lambda x: xp.mean(x, axis=0, keepdims=True) + xp.mean(x) + xp.mean(x, axis=1, keepdims=True),
+    "deviations": lambda x: xp.std(x, axis=1) * xp.var(x, correction=1),
+    "positions": lambda x: xp.argmax(x, axis=1),
+    "cumulative": lambda x: xp.cumulative_sum(x, axis=1),
+    "flat": lambda x: xp.reshape(x, (-1,)),
+    "column": lambda x: xp.reshape(x, (-1, 1)),
+    "whole": lambda x: x[None, :, None, ...],
+    "matmul": lambda x: x @ x.mT + xp.linalg.vector_norm(x),
+    "vecdot": lambda x: xp.vecdot(x, x),
+    "concat": lambda x: xp.concat([x, xp.sum(x, axis=0, keepdims=True)], axis=0),
+    "sort": lambda x: xp.sort(x, axis=1),
+    "masked setitem": lambda x: replaced(x, x > 0, 0.0),
+    "transposed": lambda x: xp.squeeze(xp.expand_dims(xp.permute_dims(x, (1, 0)), axis=0), axis=0),
+}
+LENGTHS = {
+    "zeros": lambda x: x + xp.zeros(x.shape),
+    "full": lambda x: xp.where(x > 0, x, xp.full(x.shape, 2.0)),
+    "arange": lambda x: x + xp.arange(x.shape[1], dtype=xp.float32),
+    "linspace": lambda x: x + xp.linspace(0.0, 1.0, x.shape[1]),
+    "eye": lambda x: x @ xp.eye(x.shape[1]),
+    "broadcast_to": lambda x: xp.broadcast_to(xp.sum(x), x.shape),
+    "reshape": lambda x: xp.reshape(x, (x.shape[1], x.shape[0])),
+    "row": lambda x: x[0],
+    "slice": lambda x: x[:, :2],
+    "integer array": lambda x: x[xp.asarray([1, 0])],
+    "setitem": lambda x: replaced(x, 0, 1.0),
+    "iteration": lambda x: next(iter(x)),
+    "take": lambda x: xp.take(x, xp.asarray([1, 0]), axis=0),
+    "take_along_axis": lambda x: xp.take_along_axis(x, xp.argsort(x, axis=1), axis=1),
+    "repeat": lambda x: xp.repeat(x, 2),
+    "tile": lambda x: xp.tile(x, (1, 2)),
+    "flip": lambda x: xp.flip(x),
+    "roll": lambda x: xp.roll(x, 1),
+    "unstack": lambda x: xp.unstack(x)[0],
+    "meshgrid": lambda x: xp.meshgrid(x, x)[0],
+    "tril": lambda x: xp.tril(x),
+    "triu": lambda x: xp.triu(x),
+    "diff": lambda x: xp.diff(x),
+    "isin": lambda x: xp.isin(x, x),
+    "initial": lambda x: xp.cumulative_sum(x, axis=1, include_initial=True),
+    "integer matmul": lambda x: xp.astype(x, xp.int32) @ xp.astype(x.mT, xp.int32),
+    "tensordot": lambda x: xp.tensordot(x, x),
+    "trace": lambda x: xp.linalg.trace(x),
+    "diagonal": lambda x: xp.linalg.diagonal(x),
+    "cross": lambda x: xp.linalg.cross(x[:, :3], x[:, :3]),
+    "matrix_power": lambda x: xp.linalg.matrix_power(x @ x.mT, 2),
+}
+
+
+def shapeless(function):
+    mx.eval(mx.ones(1) + 1)  # what is compiled before MLX computes for the first time is traced again after it
+    return mx.compile(lambda raw: function(xp.asarray(raw)).mlx, shapeless=True)
+
+
+@pytest.mark.parametrize("first", [(3, 4), (1, 4), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ANY_SHAPE)
+def test_functions_traced_for_any_shape(name, first):
+    function = ANY_SHAPE[name]
+    traced, rng = shapeless(function), np.random.default_rng(0)
+    for shape in (first, (3, 4), (40, 300), (3, 1), (1, 4), (2, 3)):
+        values = rng.standard_normal(shape, dtype=np.float32)
+        result, expected = np.asarray(traced(mx.array(values))), np.asarray(function(xp.asarray(values)))
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_fused_for_any_shape_reads_no_foreign_memory(fusing_mlx):
+    traced = shapeless(ANY_SHAPE["filled"])
+    for shape in ((2, 3), (500, 600)):
+        values = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        np.testing.assert_allclose(
+            np.asarray(traced(mx.array(values))), 2 * np.where(values > 0, np.exp(values), 0) + 1, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_functions_that_keep_lengths_are_not_traced_for_any_shape(name):
+    """MLX would run them for other shapes, and return wrong elements or read foreign memory."""
+    with pytest.raises(ValueError, match=r"would keep lengths of this call, but mx.compile\(shapeless=True\)"):
+        shapeless(LENGTHS[name])(mx.array(X))
+    x = xp.asarray(X)  # the error has ended the trace
+    assert xp.zeros(x.shape).shape == x.shape
+
+
+@pytest.mark.parametrize("wrap", [mx.grad, mx.vmap, mx.checkpoint], ids=["grad", "vmap", "checkpoint"])
+def test_lengths_are_kept_within_other_transformations(wrap):
+    def function(raw):
+        return xp.sum(xp.asarray(raw) * xp.arange(3, dtype=xp.float32)).mlx
+
+    raw = mx.ones((2, 3)) if wrap is mx.vmap else mx.ones(3)
+    np.testing.assert_array_equal(np.asarray(mx.compile(wrap(function))(raw)), np.asarray(wrap(function)(raw)))
+    with pytest.raises(ValueError, match="shapeless=True"):
+        mx.compile(wrap(function), shapeless=True)(raw)
 
 
 @pytest.mark.parametrize(

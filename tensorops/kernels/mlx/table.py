@@ -65,8 +65,8 @@ class _Matrix:
             return wide
         # Codes in the halves of a byte are neighbours for MLX, and half a group apart in blocks. To sort the columns of
         # x costs less than to sort the codes.
-        halves = wide.reshape(*x.shape[:-1], -1, 2, self.options["group_size"] // 2)
-        return mx.swapaxes(halves, -1, -2).reshape(x.shape)
+        halves = mx.unflatten(wide, -1, (-1, 2, self.options["group_size"] // 2))
+        return mx.flatten(mx.swapaxes(halves, -1, -2), -3)
 
     def multiply(self, x: Array) -> Array:
         """Return the product of rows and the matrix."""
@@ -105,8 +105,7 @@ def _matrix(
         # Four bytes, low byte first, are one word of MLX's packing; a view copies nothing.
         return _Matrix(weight.view(mx.uint32), s, b, {"bits": bits, "group_size": group_size, "mode": AFFINE})
     of = formats.get(format)
-    *rows, width = weight.shape
-    blocks = weight.reshape(*rows, width // of.nbytes, of.nbytes)
+    blocks = mx.unflatten(weight, -1, (-1, of.nbytes))
     groups = of.elements // of.group_size  # their scales are the first bytes
     own, codes = (mx.flatten(part, -2) for part in (blocks[..., :groups], blocks[..., groups:]))
     if format == "nvfp4":  # MLX reads the upper bit as a sign, and 127 as NaN
