@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -138,8 +139,12 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
         raise TypeError(f"from_dlpack: x is {type(x).__name__}, which has no __dlpack__")
     if copy is False:
         raise BufferError("from_dlpack: copy is False, but MLX copies the arrays of other libraries")
+    if isinstance(x, np.ndarray):
+        return Array(from_numpy(x))
     if int(x.__dlpack_device__()[0]) == 1:
-        return Array(from_numpy(np.from_dlpack(x)))
+        # NumPy reads bfloat16 from 2.5 on, if another package has registered it; MLX's own reading is exact for it.
+        with contextlib.suppress(BufferError, RuntimeError):
+            return Array(from_numpy(np.from_dlpack(x)))
     return Array(mx.from_dlpack(x))
 
 

@@ -266,6 +266,16 @@ def test_in_place_operators(xp):
         x += make(xp, [[1, 2]], "int32")
 
 
+def test_several_results_are_a_tuple(xp):
+    """As the standard says from 2025.12 on, of devices as well."""
+    a, b = make(xp, [[1, 0], [2, 3]]), make(xp, [4, 5])
+    results = [xp.broadcast_arrays(a, b), xp.meshgrid(b, b, b), xp.unstack(a), xp.nonzero(a)]
+    for arrays, count in zip(results, (2, 3, 2, 2), strict=True):
+        assert type(arrays) is tuple
+        assert [type(array) for array in arrays] == [type(a)] * count
+    assert type(xp.__array_namespace_info__().devices()) is tuple
+
+
 # --- sorting, searching, sets ------------------------------------------------------------------------
 
 

@@ -108,6 +108,40 @@ def test_numpy_arrays_of_one_number_hold_it_once_for_each_element():
     np.testing.assert_array_equal(values, [[7.0, 3.0], [3.0, 3.0]])
 
 
+@pytest.mark.parametrize("source", ["ml_dtypes", "torch", "jax.numpy"])
+def test_bfloat16_of_other_libraries_comes_through_dlpack(source):
+    library = pytest.importorskip(source)
+    numbers = [1.0, 2.5, -3.0e38]
+    x = (np if source == "ml_dtypes" else library).asarray(numbers, dtype=library.bfloat16)
+    for result in (xp.from_dlpack(x), xp.asarray(x)):
+        assert result.dtype == xp.bfloat16
+        np.testing.assert_allclose(np.asarray(result), numbers, rtol=2**-8)
+
+
+def test_bfloat16_goes_through_dlpack_where_numpy_knows_it():
+    """From NumPy 2.5 on, a package can register the data type; NumPy refuses it in words otherwise."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = xp.asarray([1.0, 2.5], dtype=xp.bfloat16)
+    if not registered_for_dlpack(ml_dtypes.bfloat16):
+        with pytest.raises((BufferError, RuntimeError), match="Unsupported dtype"):
+            np.from_dlpack(x)
+    else:
+        assert np.from_dlpack(x).dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(np.from_dlpack(x).astype(np.float32), [1.0, 2.5])
+    moved = tp.to_backend(x, "numpy")
+    assert moved.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(moved.astype(np.float32), [1.0, 2.5])
+
+
+def registered_for_dlpack(dtype):
+    """Return whether NumPy exports a data type that is not its own."""
+    try:
+        np.zeros(1, dtype).__dlpack__()
+    except BufferError:
+        return False
+    return True
+
+
 def test_data_types_are_names_for_those_of_mlx():
     assert xp.float32 == mx.float32
     assert hash(xp.float32) == hash(mx.float32)

@@ -56,6 +56,20 @@ pytestmark = pytest.mark.usefixtures("platform")
 # ------------------------------------------------------------------------------------------- pyopencl.array
 
 
+def test_several_results_are_a_tuple(queue):
+    """As the standard says from 2025.12 on, of devices as well."""
+    a, b = (xp.asarray(values(shape, "float32"), device=queue) for shape in ((2, 2), (2,)))
+    for arrays, count in (
+        (xp.broadcast_arrays(a, b), 2),
+        (xp.meshgrid(b, b, b), 3),
+        (xp.unstack(a), 2),
+        (xp.nonzero(a), 2),
+    ):
+        assert type(arrays) is tuple
+        assert [type(array) for array in arrays] == [xp.Array] * count
+    assert type(xp.__array_namespace_info__().devices()) is tuple
+
+
 def test_a_raw_array_is_shared_and_comes_back(queue):
     raw = cla.to_device(queue, values((3, 4), "float32"))
     x = xp.asarray(raw)
