@@ -869,6 +869,10 @@ def test_mlx_compile_for_any_shape(name, first, mx):
     for count in (first, 4 - first):
         args, kwargs = tiled(ALL[name], count)
         try:
+            operator(*args, **kwargs)
+        except ValueError as error:
+            pytest.skip(f"options do not fit the lengths: {error}")
+        try:
             y = compiled(*support.there(args, "mlx"), **support.there(kwargs, "mlx"))
         except ValueError as error:
             refusal = str(error)
