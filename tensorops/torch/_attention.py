@@ -3,11 +3,16 @@
 In transformers' models, these are the rotation of queries and keys, and attention itself, that of the implementation
 "sdpa"; elsewhere, torch's `scaled_dot_product_attention`. What a module does before, between and after them stays its
 own, and so does the choice of an implementation.
+
+The same code runs with other names for these functions, which are put beside them into the module that defines the
+class. So it reads and writes that module's variables, and TorchDynamo guards them. Behind each name is an object that
+looks up the function that it stands for in each call, and calls that if it is no longer the one that was compared.
 """
 
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import inspect
 import types
@@ -18,11 +23,14 @@ import torch
 from torch.nn import functional as torch_functional
 
 import tensorops as tp
+from tensorops.torch._coverage import Reads, names_in
 from tensorops.torch._layers import REFUSALS, layer, own_forward
 
 ROTATION = "apply_rotary_pos_emb"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 DIRECT = "scaled_dot_product_attention"
+PREFIX = "_tensorops_"
+TORCHS = torch_functional.scaled_dot_product_attention
 
 
 def attend(
@@ -83,15 +91,6 @@ def directly(
     )
 
 
-class _Functional:
-    """torch.nn.functional with our attention."""
-
-    scaled_dot_product_attention = staticmethod(directly)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.nn.functional, name)
-
-
 class Attends(torch.nn.Module):  # type: ignore[misc]
     """A module that calls torch's function, as others do whose arguments nobody knows."""
 
@@ -114,89 +113,149 @@ def attend_in_graph(
     return attend(own, module, query, key, value, *args, **named)
 
 
-def rotate(own: Callable[..., Any], q: Any, k: Any, cos: Any, sin: Any, *args: Any, **named: Any) -> Any:
-    """Rotate queries and keys by tables of which both halves are equal; `own` rotates what has other axes."""
-    if not args and not named and cos.ndim == 3 and q.is_cpu and q.dtype is cos.dtype and k.dtype is cos.dtype:
-        half = cos.shape[-1] // 2
-        cos_of_pairs, sin_of_pairs = cos[..., :half], sin[..., :half]
-        try:
-            return tuple(tp.rope(x, cos=cos_of_pairs, sin=sin_of_pairs) for x in (q, k))
-        except REFUSALS:
-            pass
-    return own(q, k, cos, sin, *args, **named)
+class _Rotation:
+    """A function that rotates queries and keys by tables of which both halves are equal."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        self.place, self.proven = place, place[ROTATION]
+        self.reads = Reads(self.proven)
+
+    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **named: Any) -> Any:
+        own = self.place[ROTATION]
+        usual = own is self.proven and not args and not named and self.reads.unchanged()
+        if usual and cos.ndim == 3 and q.is_cpu and q.dtype is cos.dtype and k.dtype is cos.dtype:
+            half = cos.shape[-1] // 2
+            cos_of_pairs, sin_of_pairs = cos[..., :half], sin[..., :half]
+            try:
+                return tuple(tp.rope(x, cos=cos_of_pairs, sin=sin_of_pairs) for x in (q, k))
+            except REFUSALS:
+                pass
+        return own(q, k, cos, sin, *args, **named)  # such as tables with other axes
 
 
 class _Interface:
-    """transformers' table of implementations, with ours in place of "sdpa"."""
+    """transformers' table of implementations, with ours in place of its own "sdpa"."""
 
-    def __init__(self, attend: Callable[..., Any], own: Any) -> None:
-        self.attend, self.own = attend, own
+    def __init__(self, place: dict[str, Any], attend: Callable[..., Any] = attend) -> None:
+        self.place, self.attend = place, attend
+        self.proven = place[INTERFACE].get_interface("sdpa", None)
 
     def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        found: Callable[..., Any] = self.own.get_interface(name, default)
-        return functools.partial(self.attend, found) if name == "sdpa" else found
+        chosen: Callable[..., Any] = self.place[INTERFACE].get_interface(name, default)
+        return functools.partial(self.attend, chosen) if name == "sdpa" and chosen is self.proven else chosen
 
 
-def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
-    """Return a function with the same code and decorators that calls others; `others` make them of its own."""
+class _Functional:
+    """torch.nn.functional, under some name, with our attention."""
+
+    def __init__(self, place: dict[str, Any], name: str) -> None:
+        self.__place, self.__name = place, name
+
+    def __getattr__(self, name: str) -> Any:
+        own = getattr(self.__place[self.__name], name)
+        return directly if own is TORCHS else own
+
+
+class _Direct:
+    """torch's attention, by its own name."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        self.place = place
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        own = self.place[DIRECT]
+        return (directly if own is TORCHS else own)(*args, **named)
+
+
+def global_names(code: types.CodeType) -> set[str]:
+    """Return the names that code and the functions inside it read as globals, and use as nothing else."""
+    read, others, parts = set(), set(), [code]
+    for part in parts:
+        parts += [constant for constant in part.co_consts if isinstance(constant, types.CodeType)]
+        for instruction in dis.get_instructions(part):
+            if instruction.opname == "LOAD_GLOBAL":
+                read.add(instruction.argval)
+            elif instruction.opcode in dis.hasname:
+                others.add(instruction.argval)
+    return read - others
+
+
+def _renamed(code: types.CodeType, names: dict[str, str]) -> types.CodeType:
+    constants = (_renamed(x, names) if isinstance(x, types.CodeType) else x for x in code.co_consts)
+    return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=tuple(constants))
+
+
+def calling(function: Any, others: dict[str, Callable[[dict[str, Any]], Any]], prefix: str = PREFIX) -> Any:
+    """Return a function with the same code and decorators that calls others, which `others` make for its globals."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
-        known = function.__globals__
-        names = known | {name: make(known[name]) for name, make in others.items() if name in known}
-        named = {name: known.get(name) for name in function.__code__.co_names}
-        names |= {name: _Functional() for name, value in named.items() if value is torch_functional}
-        if named.get(DIRECT) is torch_functional.scaled_dot_product_attention:
-            names[DIRECT] = directly
-        names.pop("__name__", None)  # by which TorchDynamo would find others again
-        found = types.FunctionType(
-            function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-        )
+        place, makers = function.__globals__, dict(others)
+        names = global_names(function.__code__) & place.keys()
+        makers |= {name: functools.partial(_Functional, name=name) for name in names if place[name] is torch_functional}
+        if place.get(DIRECT) is TORCHS:
+            makers[DIRECT] = _Direct
+        place |= {prefix + name: makers[name](place) for name in names & makers.keys()}
+        code, cells = _renamed(function.__code__, {name: prefix + name for name in names & makers.keys()}), function.__closure__
     else:
-        replaced = calling(inner, others)
-        cells = (types.CellType(replaced) if c.cell_contents is inner else c for c in function.__closure__ or ())
-        found = types.FunctionType(
-            function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
-        )
+        ours = calling(inner, others, prefix)
+        code, place = function.__code__, function.__globals__
+        cells = tuple(types.CellType(ours) if c.cell_contents is inner else c for c in function.__closure__ or ())
+    found = types.FunctionType(code, place, function.__name__, function.__defaults__, cells)
     found.__kwdefaults__ = function.__kwdefaults__
     return found
 
 
 @functools.cache
 def _with_ours(forward: Callable[..., Any], rotates: bool) -> Callable[..., Any]:
-    others: dict[str, Callable[[Any], Any]] = {INTERFACE: functools.partial(_Interface, attend)}
-    if rotates:
-        others[ROTATION] = lambda own: functools.partial(rotate, own)
-    return calling(forward, others)  # type: ignore[no-any-return]
+    others: dict[str, Callable[[dict[str, Any]], Any]] = {INTERFACE: _Interface}
+    return calling(forward, others | {ROTATION: _Rotation} if rotates else others)  # type: ignore[no-any-return]
 
 
-_IN_GRAPHS: dict[type[torch.nn.Module], Callable[..., Any]] = {}
+_IN_GRAPHS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """The forward of classes of which modules have been prepared, as TorchDynamo traces it: it cannot make functions."""
 
 
 def enable_in_graphs(kind: type[torch.nn.Module]) -> None:
     """Let graphs of a class of modules call our attention; their compiler fuses the rotation."""
-    _IN_GRAPHS[kind] = calling(kind.forward, {INTERFACE: functools.partial(_Interface, attend_in_graph)})
+    if kind.forward not in _IN_GRAPHS:
+        interface = {INTERFACE: functools.partial(_Interface, attend=attend_in_graph)}
+        _IN_GRAPHS[kind.forward] = calling(kind.forward, interface, PREFIX + "graph_")
 
 
 def _attention_in_graph(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
-    forward = _IN_GRAPHS.get(type(module))
+    forward = _IN_GRAPHS.get(type(module).forward)
     return own_forward(module, *args, **named) if forward is None else forward(module, *args, **named)
 
 
 @functools.partial(layer, traced=_attention_in_graph)
 def attention(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute the module's own `forward` with our attention and, if its tables have equal halves, our rotation."""
-    (rotates,) = module._tensorops_found
-    return _with_ours(type(module).forward, rotates)(module, *args, **named)
+    found = module._tensorops_found
+    try:
+        covered = found.holds(module, args[0] if args else next(iter(named.values())))
+    except (AttributeError, StopIteration):  # it is no tensor
+        covered = False
+    if not covered:
+        return own_forward(module, *args, **named)
+    return _with_ours(found.forward, *found.knows)(module, *args, **named)
 
 
-def names_in(module: torch.nn.Module) -> tuple[bool, bool, bool]:
+@layer
+def direct_attention(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the module's own `forward`, which takes whatever it does, with our attention in place of torch's."""
+    found = module._tensorops_found
+    if type(module).forward is not found.forward:
+        return own_forward(module, *args, **named)
+    return _with_ours(found.forward, rotates=False)(module, *args, **named)
+
+
+def replaced_in(module: torch.nn.Module) -> tuple[bool, bool, bool]:
     """Return whether the code of a forward rotates queries, asks for an implementation, or calls torch's function."""
     inner = inspect.unwrap(type(module).forward)
-    names, known = inner.__code__.co_names, inner.__globals__
-    functional = any(known.get(name) is torch_functional for name in names)
-    direct = DIRECT in names and (functional or known.get(DIRECT) is torch_functional.scaled_dot_product_attention)
-    return ROTATION in names, INTERFACE in names, direct
+    names, place = global_names(inner.__code__), inner.__globals__
+    direct = place.get(DIRECT) is TORCHS and DIRECT in names
+    functional = any(place.get(name) is torch_functional for name in names) and DIRECT in names_in(inner.__code__)
+    return ROTATION in names, INTERFACE in names, direct or functional
 
 
 def tables_of(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from tensorops.torch import _attention as _attention_layers, _layers
+from tensorops.torch._coverage import DTYPES
 from tensorops.torch._layers import Layer
 
 Sample = Callable[[torch.Generator, torch.dtype], tuple[tuple[Any, ...], dict[str, Any]]]
 """Makes arguments of a `forward`, by position and by name, in a dtype."""
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 Tables = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -25,9 +25,11 @@ class Candidate(NamedTuple):
 
     operator: str
     layer: Layer
-    found: tuple[Any, ...]  # what the layer knows about the module
+    knows: tuple[Any, ...]  # what the layer has to know about the module
     samples: tuple[Sample, ...]
     stand_in: torch.nn.Module  # computes the same with few parameters
+    called: tuple[str, ...] | None = ()  # modules inside that the layer calls; `None`: it runs the module's own code
+    dtypes: tuple[torch.dtype, ...] = DTYPES  # of the modes that are tried
     note: str = ""
     slower: str = ""  # why it is not used unless it is named
     unfit: str = ""  # why it is not used
@@ -62,14 +64,13 @@ def unusable(module: torch.nn.Module) -> str:
 
 
 def bare(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module that shares another's parameters, but nobody listens to its calls and nothing is dropped."""
+    """Return a module that shares another's parameters, but nobody listens to its calls."""
     stand_in = copy.copy(module)
     for name, value in vars(module).items():
         if name.endswith("_hooks") or name in ("_parameters", "_buffers", "_modules"):
             vars(stand_in)[name] = type(value)() if name.endswith("_hooks") else dict(value)
     vars(stand_in).pop("forward", None)
-    stand_in._compiled_call_impl = None
-    stand_in.training = False
+    vars(stand_in).pop("_compiled_call_impl", None)
     for name, child in module._modules.items():
         stand_in._modules[name] = None if child is None else bare(child)
     return stand_in
@@ -79,12 +80,13 @@ def _takes_one(module: torch.nn.Module) -> bool:
     return len(inspect.signature(type(module).forward).parameters) == 2
 
 
-def _rows(features: int) -> Sample:
+def _rows(features: int, *batch: int) -> Sample:
     """Rows of very different lengths, in which the added constant matters for some."""
 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        x = torch.randn(5, features, generator=generator, dtype=torch.float64)
-        return ((x * torch.tensor([[1.0], [0.001], [0.03], [30.0], [1.0]], dtype=torch.float64)).to(dtype),), {}
+        x = torch.randn(5, *batch, features, generator=generator, dtype=torch.float64)
+        lengths = torch.tensor([1.0, 0.001, 0.03, 30.0, 1.0], dtype=torch.float64)
+        return ((x * lengths.reshape(5, *(1 for _ in x.shape[1:]))).to(dtype),), {}
 
     return sample
 
@@ -103,32 +105,38 @@ def _norms(module: torch.nn.Module) -> list[Candidate]:
             return (torch.randn(2, channels, 3, 2, generator=generator, dtype=torch.float64).to(dtype),), {}
 
         return [Candidate("group_norm", _layers.group_norm, (), (images,), bare(module))]
-    eps = next((e for e in _EPSILONS if hasattr(module, e)), None)
+    eps_name = next((e for e in _EPSILONS if hasattr(module, e)), None)
     is_norm = any(part in name for part in ("RMSNorm", "RmsNorm", "LayerNorm", "L2Norm"))
-    if not is_norm or eps is None or not _takes_one(module) or module._modules:
+    if not is_norm or eps_name is None or not _takes_one(module) or module._modules:
         return []
+    eps = getattr(module, eps_name)
     parameters = {key: p for key, p in module._parameters.items() if p is not None}
     shape = getattr(module, "normalized_shape", None)
-    if any(p.ndim != 1 for p in parameters.values()) or (shape is not None and len(tuple(shape)) != 1):
+    if any(p.ndim != 1 for p in parameters.values()) or not isinstance(eps, float | int | None):
         return []
-    sizes = {p.shape[0] for p in parameters.values()} or {shape[0] if shape is not None else 48}
-    sample = _rows(sizes.pop())
+    if shape is not None and (not isinstance(shape, tuple | list) or len(shape) != 1):
+        return []
+    width = None if shape is None else shape[0]
+    size = next((p.shape[0] for p in parameters.values()), width)
+    samples = (_rows(48), _rows(33, 2)) if size is None else (_rows(size), _rows(size, 2))
     if not parameters:
-        layers: list[tuple[str, Layer, tuple[Any, ...]]] = [("rms_norm", _layers.rms_norm_without_weight, (eps,))]
+        layers: list[tuple[str, Layer, tuple[Any, ...]]] = [
+            ("rms_norm", _layers.rms_norm_without_weight, (eps, width))
+        ]
         if hasattr(module, "weight"):
-            layers.append(("layer_norm", _layers.layer_norm, (eps,)))
+            layers.append(("layer_norm", _layers.layer_norm, (eps, width)))
     elif set(parameters) == {"weight"}:
         layers = [
             ("rms_norm", _layers.rms_norm, (eps, 0.0)),
             ("rms_norm", _layers.rms_norm_rounded_first, (eps,)),
             ("rms_norm", _layers.rms_norm, (eps, 1.0)),
-            ("layer_norm", _layers.layer_norm, (eps,)),
+            ("layer_norm", _layers.layer_norm, (eps, width)),
         ]
     elif set(parameters) == {"weight", "bias"}:
-        layers = [("layer_norm", _layers.layer_norm, (eps,))]
+        layers = [("layer_norm", _layers.layer_norm, (eps, width))]
     else:
         return []
-    return [Candidate(operator, layer, found, (sample,), bare(module)) for operator, layer, found in layers]
+    return [Candidate(operator, layer, knows, samples, bare(module)) for operator, layer, knows in layers]
 
 
 # ------------------------------------------------------------------------------------------------------- activations
@@ -162,7 +170,7 @@ def _activations(module: torch.nn.Module) -> list[Candidate]:
     reasons = _AS_FAST.get(name, ""), "it writes into its argument" if getattr(module, "inplace", False) else ""
     operator = "gelu" if name == "gelu_tanh" else name
     note = "approximate=tanh" if name == "gelu_tanh" else ""
-    return [Candidate(operator, _layers.activation, (name,), (_rows(33),), bare(module), note, *reasons)]
+    return [Candidate(operator, _layers.activation, (name,), (_rows(33),), bare(module), (), DTYPES, note, *reasons)]
 
 
 # ------------------------------------------------------------------------------------------------ matrices and experts
@@ -185,7 +193,8 @@ def _linear(module: torch.nn.Module) -> list[Candidate]:
     def row(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (torch.randn(1, 1, 16, generator=generator, dtype=torch.float64).to(dtype),), {}
 
-    return [Candidate("linear", _layers.linear, (), (row,), stand_in, "one row without gradients")]
+    note = "one row without gradients"
+    return [Candidate("linear", _layers.linear, (), (row,), stand_in, dtypes=(module.weight.dtype,), note=note)]
 
 
 def _is_silu(module: Any) -> bool:
@@ -202,7 +211,7 @@ def _gated_mlps(module: torch.nn.Module) -> list[Candidate]:
     stand_in, width, inner = bare(module), 16, 24
     for name, (columns, rows) in zip(matrices, ((width, inner), (width, inner), (inner, width)), strict=True):
         stand_in._modules[name] = torch.nn.Linear(columns, rows, device="cpu", dtype=torch.float64)
-    return [Candidate("swiglu", _layers.gated_mlp, (), (_rows(width),), stand_in)]
+    return [Candidate("swiglu", _layers.gated_mlp, (), (_rows(width),), stand_in, matrices)]
 
 
 _USUAL_EXPERTS = {
@@ -237,7 +246,7 @@ def _experts(module: torch.nn.Module) -> list[Candidate]:
         return (hidden, index, weights.to(dtype)), {}
 
     operators, note = "grouped_linear, swiglu", "few tokens without gradients"
-    return [Candidate(operators, _layers.experts, (), (sample,), stand_in, note)]
+    return [Candidate(operators, _layers.experts, (), (sample,), stand_in, note=note)]
 
 
 # -------------------------------------------------------------------------------------------------------------- loss
@@ -268,10 +277,10 @@ def _heads(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, .
 
 
 def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
-    rotates, asks, direct = _attention_layers.names_in(module)
+    rotates, asks, direct = _attention_layers.replaced_in(module)
     if direct and not asks:
         stand_in = _attention_layers.Attends()
-        return [Candidate(DIRECT, _attention_layers.attention, (False,), (_heads,), stand_in)]
+        return [Candidate(DIRECT, _attention_layers.direct_attention, (), (_heads,), stand_in, None)]
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
     parameters = inspect.signature(type(module).forward).parameters
     widths = [child.in_features for child in module.children() if isinstance(child, torch.nn.Linear)]
@@ -292,6 +301,7 @@ def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
     masked[1, ..., 0] = False
     masked[1, :, 0, 0] = True
     samples = (sample(6, None), *((sample(6, masked),) if implementation == "sdpa" else ()))
+    dtypes = tuple({p.dtype: None for p in module.parameters()})  # of their real sizes: more would take long
     attends = [DIRECT] if asks and implementation == "sdpa" else []
     equal = all(_attention_layers.halves_are_equal(table) for pair in tables for table in pair)
     found = []
@@ -302,5 +312,5 @@ def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
         note = "" if attends or not asks else f"attention itself is the implementation {implementation!r}"
         if operators:
             layer = _attention_layers.attention
-            found.append(Candidate(", ".join(operators), layer, (rotating,), samples, bare(module), note))
+            found.append(Candidate(", ".join(operators), layer, (rotating,), samples, bare(module), None, dtypes, note))
     return found

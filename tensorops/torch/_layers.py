@@ -1,8 +1,8 @@
 """What is computed in place of a module's own `forward`.
 
-Each function is bound to a module as a method, and takes the arguments of its `forward`. What was found out about the
-module is in its attribute `FOUND`. Whatever an operator refuses, the module's own `forward` computes, or refuses in its
-own terms. Parameters are looked up in each call: they may be replaced.
+Each function is bound to a module as a method, and takes the arguments of its `forward`. The module's attribute `FOUND`
+says what was found out about it, and which calls that covers. The module's own `forward` computes all others, and
+whatever an operator refuses, or refuses it in its own terms. Parameters are looked up in each call: they may be replaced.
 
 TorchDynamo traces the module's own `forward` instead, as its compiler fuses the operations of that, but for what is
 faster as a call of a kernel in the graph.
@@ -10,6 +10,7 @@ faster as a call of a kernel in the graph.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,8 @@ import torch
 
 import tensorops as tp
 
-REFUSALS = (AttributeError, RuntimeError, TypeError, ValueError)
-"""What an operator raises about arguments, and Python about what is no tensor."""
-FOUND = "_tensorops_found"
+REFUSALS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What an operator raises about arguments, and Python about what is no tensor or lacks an attribute."""
 
 Layer = Callable[..., Any]
 LAYERS: set[Layer] = set()
@@ -43,9 +43,11 @@ def layer(function: Layer, traced: Layer = own_forward) -> Layer:
 # ------------------------------------------------------------------------------------------------------------- norms
 
 
-def _epsilon(module: torch.nn.Module, name: str, x: torch.Tensor) -> float:
-    eps: float | None = getattr(module, name)
-    return float(torch.finfo(x.dtype).eps) if eps is None else eps  # as torch.nn.RMSNorm
+def _epsilon(eps: float | None, x: torch.Tensor) -> float:
+    """Return a constant as `torch.nn.RMSNorm`, which takes that of the type in which it computes for `None`."""
+    if eps is None:
+        return float(torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps)
+    return eps
 
 
 @layer
@@ -53,10 +55,11 @@ def rms_norm(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Normalize, multiply and round once."""
     try:
         (x,) = args
-        eps, offset = module._tensorops_found
-        weight = module.weight
-        if x.is_cpu and weight.dtype is x.dtype:
-            return tp.rms_norm(x, weight, _epsilon(module, eps, x), weight_offset=offset)
+        found = module._tensorops_found
+        weight = module._parameters["weight"]
+        if weight.dtype is x.dtype and not named and found.holds(module, x):
+            eps, offset = found.knows
+            return tp.rms_norm(x, weight, _epsilon(eps, x), weight_offset=offset)
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
@@ -67,12 +70,13 @@ def rms_norm_rounded_first(module: torch.nn.Module, *args: Any, **named: Any) ->
     """Normalize and round, then multiply and round again, as Llama does: in float32 both are the same."""
     try:
         (x,) = args
-        (eps,) = module._tensorops_found
-        weight = module.weight
-        if x.is_cpu:
-            if x.dtype is torch.float32 and weight.dtype is torch.float32:
-                return tp.rms_norm(x, weight, _epsilon(module, eps, x))
-            return weight * tp.rms_norm(x, None, _epsilon(module, eps, x))
+        found = module._tensorops_found
+        weight = module._parameters["weight"]
+        if weight.dtype is x.dtype and not named and found.holds(module, x):
+            (eps,) = found.knows
+            if x.dtype is torch.float32:
+                return tp.rms_norm(x, weight, _epsilon(eps, x))
+            return weight * tp.rms_norm(x, None, _epsilon(eps, x))
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
@@ -80,12 +84,13 @@ def rms_norm_rounded_first(module: torch.nn.Module, *args: Any, **named: Any) ->
 
 @layer
 def rms_norm_without_weight(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
-    """Normalize without a weight."""
+    """Normalize rows without a weight, of one width if the module names it."""
     try:
         (x,) = args
-        (eps,) = module._tensorops_found
-        if x.is_cpu:
-            return tp.rms_norm(x, None, _epsilon(module, eps, x))
+        found = module._tensorops_found
+        eps, width = found.knows
+        if width in (None, x.shape[-1]) and not named and found.holds(module, x):
+            return tp.rms_norm(x, None, _epsilon(eps, x))
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
@@ -96,10 +101,12 @@ def layer_norm(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Subtract the mean, divide by the deviation, scale and shift."""
     try:
         (x,) = args
-        (eps,) = module._tensorops_found
-        weight = module.weight
-        if x.is_cpu and (weight is None or weight.dtype is x.dtype):
-            return tp.layer_norm(x, weight, getattr(module, "bias", None), getattr(module, eps))
+        found = module._tensorops_found
+        eps, width = found.knows
+        weight, bias = map(module._parameters.get, ("weight", "bias"))
+        alike = (weight is None or weight.dtype is x.dtype) and (bias is None or bias.dtype is x.dtype)
+        if alike and width in (None, x.shape[-1]) and not named and found.holds(module, x):
+            return tp.layer_norm(x, weight, bias, eps)
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
@@ -110,9 +117,10 @@ def group_norm(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Normalize groups of channels."""
     try:
         (x,) = args
-        weight = module.weight
-        if x.is_cpu and (weight is None or weight.dtype is x.dtype):
-            return tp.group_norm(x, module.num_groups, weight, module.bias, module.eps)
+        found = module._tensorops_found
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        if (weight is None or weight.dtype is bias.dtype is x.dtype) and not named and found.holds(module, x):
+            return tp.group_norm(x, module.num_groups, weight, bias, module.eps)
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
@@ -134,7 +142,8 @@ ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 def _activation_in_graph(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute the only one whose kernel is faster than what torch's compiler makes."""
-    if module._tensorops_found == ("gelu_tanh",) and len(args) == 1 and not named and args[0].is_floating_point():
+    found = module._tensorops_found
+    if found.knows == ("gelu_tanh",) and len(args) == 1 and not named and found.holds(module, args[0]):
         return tp.gelu(args[0], approximate="tanh")
     return own_forward(module, *args, **named)
 
@@ -144,35 +153,31 @@ def activation(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute one of the activations above."""
     try:
         (x,) = args
-        (name,) = module._tensorops_found
-        if x.is_cpu:
+        found = module._tensorops_found
+        (name,) = found.knows
+        if not named and found.holds(module, x):
             return ACTIVATIONS[name](module, x)
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
 
 
-def hooked(module: torch.nn.Module) -> bool:
-    """Return whether somebody listens to calls of a module."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
 @layer
 def gated_mlp(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute ``down(silu(gate(x)) * up(x))``."""
-    if len(args) != 1 or named or hooked(module.act_fn):
+    try:
+        (x,) = args
+        covered = not named and module._tensorops_found.holds(module, x)
+    except REFUSALS:
+        covered = False
+    if not covered:
         return own_forward(module, *args, **named)
-    (x,) = args
-    gate, up = module.gate_proj(x), module.up_proj(x)
+    gate, up, inner = module.gate_proj(x), module.up_proj(x), None
     # Of half types, torch's two derivatives are faster than ours of both.
     if gate.is_cpu and (gate.dtype is torch.float32 or not gate.requires_grad):
-        try:
-            return module.down_proj(tp.swiglu(gate, up))
-        except REFUSALS:
-            pass
-    return module.down_proj(module.act_fn(gate) * up)
+        with contextlib.suppress(*REFUSALS):
+            inner = tp.swiglu(gate, up)
+    return module.down_proj(module.act_fn(gate) * up if inner is None else inner)
 
 
 # ------------------------------------------------------------------------------------------------ matrices and experts
@@ -195,13 +200,14 @@ def linear(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     try:
         (x,) = args
         # A traced shape is no number.
-        if not torch.is_grad_enabled() and not torch._C._get_tracing_state() and x.numel() == x.shape[-1]:
+        is_row = not torch.is_grad_enabled() and not torch._C._get_tracing_state() and x.numel() == x.shape[-1]
+        if is_row and not named and module._tensorops_found.holds(module, x):
             product = row_product()
-            if product is not None and x.dtype is not torch.float16:
-                bias = module.bias
-                found = product(x, module.weight) if bias is None else product(x, module.weight, bias)
-                if found is not NotImplemented:
-                    return found
+            weight, bias = module._parameters["weight"], module._parameters["bias"]
+            if product is not None:
+                y = product(x, weight) if bias is None else product(x, weight, bias)
+                if y is not NotImplemented:
+                    return y
     except REFUSALS:
         pass
     return own_forward(module, *args, **named)
@@ -212,11 +218,12 @@ def experts(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute the gated experts of each token, and the sum of their results by weight."""
     try:
         hidden, index, weights = args
-        gate_up, down = module.gate_up_proj, module.down_proj
+        gate_up, down = module._parameters["gate_up_proj"], module._parameters["down_proj"]
         # There are no compiled derivatives of grouped products, and torch is faster for many tokens.
         recording = torch.is_grad_enabled() and (hidden.requires_grad or gate_up.requires_grad)
         worthwhile = not recording and hidden.shape[0] <= (32 if hidden.dtype is torch.float32 else 16)
-        if worthwhile and hidden.is_cpu and not module._is_expert_parallel and not hooked(module.act_fn):
+        worthwhile = worthwhile and not module._is_expert_parallel and gate_up.dtype is down.dtype is hidden.dtype
+        if worthwhile and not named and module._tensorops_found.holds(module, hidden):
             both = tp.grouped_linear(hidden[:, None, :], index, gate_up)
             results = tp.grouped_linear(tp.swiglu(*both.chunk(2, dim=-1)), index, down)
             return (results * weights[..., None]).sum(dim=1).to(hidden.dtype)
@@ -243,7 +250,9 @@ def cross_entropy(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute the loss of rows of logits; torch's own takes other shapes."""
     try:
         logits, targets = args
-        options = {name: getattr(module, name) for name in ("reduction", "ignore_index", "label_smoothing")}
-        return cross_entropy_of_rows(logits, targets, module.weight, **options)
+        if not named and module._tensorops_found.holds(module, logits):
+            options = {name: getattr(module, name) for name in ("reduction", "ignore_index", "label_smoothing")}
+            return cross_entropy_of_rows(logits, targets, module._buffers["weight"], **options)
     except REFUSALS:
-        return own_forward(module, *args, **named)
+        pass
+    return own_forward(module, *args, **named)

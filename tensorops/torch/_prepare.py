@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from tensorops.torch._candidates import Candidate
+    from tensorops.torch._coverage import Mode
     from tensorops.torch._proof import Proof
 
 
@@ -201,46 +201,57 @@ class _Preparation:
     ) -> PreparedModule:
         """Replace the module's forward, if that is possible, right and worthwhile; return what became of it."""
         from tensorops.torch._candidates import unusable
-        from tensorops.torch._layers import FOUND
+        from tensorops.torch._coverage import MODES
+        from tensorops.torch._proof import replace
 
         kind = type(module).__name__
         slower = "" if self.chosen.names else found[0].slower
         if reason := _taken(module) or unusable(module) or found[0].unfit or slower:
             return PreparedModule(name, kind, reason=reason)
-        best, proof = found[0], None
+        best, error, modes, notes = found[0], None, frozenset(MODES), [found[0].note]
         if self.check:
             best, proof = self._best(module, found)
             if proof.reason:
                 return PreparedModule(name, kind, reason=proof.reason)
-        vars(module)[FOUND] = best.found
-        module.forward = types.MethodType(best.layer, module)
+            error, reasons = proof.error, self._reasons(module, best)
+            modes = frozenset(mode for mode, reason in reasons.items() if not reason)
+            notes = [best.note, *_left_to_torch(reasons, self._dtype(module))]
+        replace(module, best, modes)
         report._undo.append(functools.partial(_restore, module, best.layer))
         times = self._times(module, best) if self.measure else (None, None)
-        return PreparedModule(name, kind, best.operator, best.note, proof.error if proof else None, *times)
+        return PreparedModule(name, kind, best.operator, "; ".join(filter(None, notes)), error, *times)
 
     def _best(self, module: torch.nn.Module, found: list[Candidate]) -> tuple[Candidate, Proof]:
         """Return the first candidate that passes, or of several for its operator the one that rounds as the module."""
         import torch
 
-        dtype = self._dtype(module)
-        proofs = [(c, self._proof(module, c, dtype)) for c in found]
+        mode = _usual(self._dtype(module))
+        proofs = [(c, self._proof(module, c, mode)) for c in found]
         passed = [(c, proof) for c, proof in proofs if not proof.reason]
         if not passed:
             return min(proofs, key=lambda pair: pair[1].error)
         rivals = [pair for pair in passed if pair[0].operator == passed[0][0].operator]
         if len(rivals) > 1:  # they differ in half types
-            return min(rivals, key=lambda pair: self._proof(module, pair[0], torch.bfloat16).unequal)
+            return min(rivals, key=lambda pair: self._proof(module, pair[0], _usual(torch.bfloat16)).unequal)
         return rivals[0]
+
+    def _reasons(self, module: torch.nn.Module, candidate: Candidate) -> dict[Mode, str]:
+        """Return why a candidate does not pass in each mode; empty if it does."""
+        from tensorops.torch._coverage import MODES
+
+        own_code = candidate.called is None  # in which autocasting leaves nothing to the operators
+        modes = [mode for mode in MODES if mode.dtype in candidate.dtypes and not (own_code and mode.autocast)]
+        return {mode: self._proof(module, candidate, mode).reason for mode in modes}
 
     def _dtype(self, module: torch.nn.Module) -> torch.dtype:
         return next((p.dtype for p in module.parameters()), self.dtype)
 
-    def _proof(self, module: torch.nn.Module, candidate: Candidate, dtype: torch.dtype) -> Proof:
+    def _proof(self, module: torch.nn.Module, candidate: Candidate, mode: Mode) -> Proof:
         from tensorops.torch._proof import prove
 
-        key = (*_alike(module, candidate), dtype)
+        key = (*_alike(module, candidate), mode)
         if key not in self.proofs:
-            self.proofs[key] = prove(candidate, dtype)
+            self.proofs[key] = prove(candidate, mode)
         return self.proofs[key]
 
     def _times(self, module: torch.nn.Module, candidate: Candidate) -> tuple[float, float]:
@@ -252,23 +263,59 @@ class _Preparation:
         return self.times[key]
 
 
+def _usual(dtype: torch.dtype) -> Mode:
+    from tensorops.torch._coverage import Mode
+
+    return Mode(dtype, training=False, autocast=False)
+
+
+def _left_to_torch(reasons: dict[Mode, str], dtype: torch.dtype) -> Iterator[str]:
+    """Yield notes of the modes in which a module's own forward computes."""
+    usual = _usual(dtype)
+    if reason := reasons[usual._replace(training=True)]:
+        yield f"not in training: {reason}"
+    if reasons.get(usual._replace(autocast=True)):
+        yield "not under autocast"
+    others = [str(mode.dtype).removeprefix("torch.") for mode, reason in reasons.items() if reason and mode == _usual(mode.dtype)]
+    if others:
+        yield f"not in {', '.join(others)}"
+
+
 def _alike(module: torch.nn.Module, candidate: Candidate) -> tuple[Any, ...]:
-    """Return what modules have in common that compute the same function of their parameters."""
-    return type(module), candidate.layer, candidate.found, candidate.operator, tuple(_facts(module))
+    """Return what modules have in common that compute the same function of their parameters and buffers."""
+    skipped = ("layer_idx",) if candidate.called is None else ()  # which the module's own code reads
+    return type(module), candidate.layer, candidate.knows, candidate.operator, tuple(_facts(module, skipped))
 
 
-def _facts(module: torch.nn.Module) -> Iterator[Any]:
-    for name, value in sorted(vars(module).items()):
-        if isinstance(value, bool | int | float | str | tuple) and name not in ("training", "layer_idx"):
-            yield name, value
-    for name, x in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        yield name, tuple(x.shape), x.dtype
-    for name, child in module.named_children():
-        yield name, type(child), *_facts(child)
+def _facts(module: torch.nn.Module, skipped: tuple[str, ...]) -> Iterator[Any]:
+    from tensorops.torch._coverage import attributes
+
+    for name, value in sorted(attributes(module).items()):
+        if name not in skipped:
+            yield name, _fact(value)
+    for key in ("_parameters", "_buffers"):
+        for name, x in vars(module)[key].items():
+            yield name, None if x is None else (tuple(x.shape), x.dtype)
+    for name, child in module._modules.items():
+        yield (name, None) if child is None else (name, type(child), *_facts(child, skipped))
+
+
+def _fact(value: Any) -> Any:
+    """Return what equal values have in common; of values that are no numbers, words or collections, only the same."""
+    kind = type(value)
+    if kind in (bool, int, float, str, type(None)):
+        return kind, value
+    if kind in (list, tuple):
+        return kind, tuple(map(_fact, value))
+    if kind is dict:
+        return kind, tuple((_fact(name), _fact(x)) for name, x in value.items())
+    if kind is set:
+        return kind, frozenset(map(_fact, value))
+    return kind, id(value)
 
 
 def _restore(module: torch.nn.Module, layer: Callable[..., Any]) -> None:
-    from tensorops.torch._layers import FOUND
+    from tensorops.torch._coverage import FOUND
 
     vars(module).pop(FOUND, None)
     if getattr(vars(module).get("forward"), "__func__", None) is layer:

@@ -1,15 +1,19 @@
-"""Whether a layer computes what a module computes: both, and their gradients, on random numbers.
+"""Whether a layer computes what a module computes: both, and their gradients, on random numbers, in one mode.
 
 The judge is the module itself in float64. A layer passes if its results are no farther from the judge's than the
-module's own are, but for `TOLERANCE` units in the last place of the largest result.
+module's own are, but for `TOLERANCE` units in the last place of the largest result. Parameters and buffers are random,
+so what passes does not depend on them in another way. Neither may draw random numbers that the other does not draw.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import random
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +22,8 @@ import tensorops as tp
 from tensorops._display import shortened
 from tensorops._providers import GENERIC
 from tensorops.torch._candidates import Candidate
-from tensorops.torch._layers import FOUND, own_forward
+from tensorops.torch._coverage import FOUND, Coverage, Mode, State
+from tensorops.torch._layers import own_forward
 
 TOLERANCE = {torch.float64: 8, torch.float32: 8, torch.float16: 1, torch.bfloat16: 1}
 
@@ -31,28 +36,62 @@ class Proof(NamedTuple):
     unequal: float = 0.0  # the share of elements that differ
 
 
-def prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
-    """Compare a layer with the module that it is to stand for, both in a dtype."""
+def prove(candidate: Candidate, mode: Mode) -> Proof:
+    """Compare a layer with the module that it is to stand for, both in a mode."""
     try:
-        with torch.inference_mode(False):  # gradients are compared wherever the model is prepared
-            return _prove(candidate, dtype)
+        # Gradients are compared wherever the model is prepared.
+        with torch.inference_mode(False), _same_random_numbers() as drawn:
+            return _prove(candidate, mode, drawn)
     except Exception as raised:  # a module may have any requirements
         reason = shortened(str(raised).partition("\n")[0], 80)
         return Proof(f"it cannot be tried on random numbers: {type(raised).__name__}: {reason}", math.inf)
 
 
-def _prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
-    module = _with_random_parameters(candidate, dtype)
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[Callable[[], Any]]:
+    """Give a function that returns what has been drawn since its last call, and begins anew; nothing is drawn after."""
+    generator, own, python = torch.default_generator, torch.get_rng_state(), random.getstate()
+
+    def drawn() -> Any:
+        state = generator.get_state().numpy().tobytes(), random.getstate()
+        generator.manual_seed(4)
+        random.seed(4)
+        return state
+
+    try:
+        yield drawn
+    finally:
+        generator.set_state(own)
+        random.setstate(python)
+
+
+def _prove(candidate: Candidate, mode: Mode, drawn: Callable[[], Any]) -> Proof:
+    module = _with_random_parameters(candidate, mode.dtype).train(mode.training)
     wide = _in_float64(module)
+    if candidate.called is not None and (integers := [n for n, x in module.named_buffers() if not x.is_floating_point()]):
+        return Proof(f"its forward may read {integers[0]}, whose numbers are no arguments", math.inf)
+    replace(module, candidate, frozenset({mode}))
     ran = {"linear"}  # is called past the operator
     worst, unequal, count = 0.0, 0, 0
 
     for sample in candidate.samples:
-        given = sample(torch.Generator().manual_seed(1), dtype)
-        theirs = _evaluate(own_forward, module, given, dtype)
+        given = sample(torch.Generator().manual_seed(1), mode.dtype)
+        drawn()
         judged = _evaluate(own_forward, wide, given, torch.float64)
-        with tp.trace() as log:
-            found = _evaluate(candidate.layer, module, given, dtype)
+        drawn()
+        nothing, state, versions = drawn(), State(module), [x._version for x in module.buffers()]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode.autocast):
+            theirs = _evaluate(own_forward, module, given, mode.dtype)
+            drew = drawn()
+            unchanged = state.holds(module) and versions == [x._version for x in module.buffers()]
+            if candidate.called is not None and not unchanged:
+                return Proof("its forward changes attributes or buffers", math.inf)
+            with tp.trace() as log:
+                found = _evaluate(candidate.layer, module, given, mode.dtype)
+        if drawn() != drew:
+            return Proof("it draws random numbers", math.inf)
+        if drew != nothing:  # others in float64
+            judged = theirs
         ran |= {record.operator for record in log if record.kernel != GENERIC}
         if [(y.shape, y.dtype) for y in found] != [(y.shape, y.dtype) for y in theirs]:
             return Proof("results have another shape or dtype", math.inf)
@@ -69,6 +108,13 @@ def _prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
     return Proof("", worst, unequal / max(count, 1))
 
 
+def replace(module: torch.nn.Module, candidate: Candidate, modes: frozenset[Mode]) -> None:
+    """Let a module compute by a candidate's layer in the modes in which that has been proven."""
+    state = None if candidate.called is None else State(module, candidate.called)
+    vars(module)[FOUND] = Coverage(candidate.knows, modes, type(module).forward, state)
+    module.forward = types.MethodType(candidate.layer, module)
+
+
 def _compare(y: torch.Tensor, own: torch.Tensor, judge: torch.Tensor, least: float) -> tuple[float, str]:
     """Return the difference of results from the module's own, and why it is too large; empty if it is not.
 
@@ -76,6 +122,7 @@ def _compare(y: torch.Tensor, own: torch.Tensor, judge: torch.Tensor, least: flo
     """
     if y.numel() == 0:
         return 0.0, ""
+    judge = judge.double()
     y, own, eps = y.double(), own.double(), TOLERANCE[y.dtype] * torch.finfo(y.dtype).eps
     scale = max(float(judge.abs().max()), least) or 1.0
     bound = float((own - judge).abs().max()) / scale + eps
@@ -88,23 +135,28 @@ def _with_random_parameters(candidate: Candidate, dtype: torch.dtype) -> torch.n
     """Return a module with parameters in which zeros, ones and small numbers do not hide what is computed."""
     generator = torch.Generator().manual_seed(0)
     found = copy.deepcopy(candidate.stand_in)
-    vars(found)[FOUND] = candidate.found
     for p in found.parameters():
         spread = 0.5 if p.ndim == 1 else p.shape[-1] ** -0.5
         values = torch.randn(p.shape, generator=generator, dtype=torch.float64) * spread
         p.data = values.to(dtype)
         p.requires_grad_()
-    for buffer in found.buffers():
-        if buffer.is_floating_point():
-            buffer.data = buffer.data.to(dtype)
+    for x in _constants(found):
+        x.data = x.data.to(dtype)
+        if candidate.called is not None:
+            x.data = (torch.rand(x.shape, generator=generator, dtype=torch.float64) + 0.5).to(dtype)
     return found
+
+
+def _constants(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the buffers and other attributes of a module that are tensors of floating-point numbers."""
+    own = [x for part in module.modules() for x in (*vars(part).values(), *part._buffers.values())]
+    return [x for x in own if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
 
 def _in_float64(module: torch.nn.Module) -> torch.nn.Module:
     found = copy.deepcopy(module)
-    for x in (*found.parameters(), *found.buffers()):
-        if x.is_floating_point():
-            x.data = x.data.double()
+    for x in (*found.parameters(), *_constants(found)):
+        x.data = x.data.double()
     return found
 
 
@@ -153,7 +205,9 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def measure(candidate: Candidate, dtype: torch.dtype) -> tuple[float, float]:
     """Return the least times of a call of the module's own forward and of the layer, in microseconds."""
     args, named = candidate.samples[0](torch.Generator().manual_seed(3), dtype)
-    stand_in = _with_random_parameters(candidate, dtype)
+    stand_in = _with_random_parameters(candidate, dtype).eval()
+    mode = Mode(dtype, training=False, autocast=False)
+    replace(stand_in, candidate, frozenset({mode}))
     least = [math.inf, math.inf]
     with torch.no_grad():
         for _ in range(30):
