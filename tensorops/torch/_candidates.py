@@ -47,6 +47,23 @@ def candidates_of(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
     return []
 
 
+def reason_without_candidates(module: torch.nn.Module) -> str:
+    """Return why nothing may stand for a module's `forward`; empty if the module only contains others."""
+    kind = type(module)
+    own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
+    if kind.forward is torch.nn.Module.forward or isinstance(module, torch.nn.Identity | torch.nn.Sequential):
+        return ""
+    if module._modules and not own:
+        return "" if not _has_matrices(module) else f"its activation is {type(module._modules.get('act_fn')).__name__}"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by torch.jit"
+    if kind is torch.nn.Linear:
+        return _reason_for_torchs_product(module)
+    if len(getattr(module, "normalized_shape", ())) > 1:
+        return f"it normalizes {len(module.normalized_shape)} axes"
+    return "there is no replacement for this class"
+
+
 def unusable(module: torch.nn.Module) -> str:
     """Return why the kernels cannot take a module's parameters; empty if they can."""
     for name, x in [*module.named_parameters(), *module.named_buffers()]:
@@ -179,11 +196,19 @@ ELEMENTS = {torch.float32: (2**14, math.inf), torch.bfloat16: (2**14, 2**19)}
 """Of matrices that the kernel multiplies with one row no slower than torch, in the caches and in memory."""
 
 
+def _reason_for_torchs_product(module: torch.nn.Linear) -> str:
+    weight = module.weight
+    least, most = ELEMENTS.get(weight.dtype, (math.inf, 0))
+    if _layers.row_product() is None:
+        return "the kernels have not been compiled"
+    if most == 0:
+        return f"torch's own product of {str(weight.dtype).removeprefix('torch.')} is as fast"
+    within = least <= weight.numel() <= most
+    return "" if within else f"torch's own product of {weight.numel()} elements is as fast"
+
+
 def _linear(module: torch.nn.Module) -> list[Candidate]:
-    if type(module) is not torch.nn.Linear or module.weight.dtype not in ELEMENTS or _layers.row_product() is None:
-        return []
-    least, most = ELEMENTS[module.weight.dtype]
-    if not least <= module.weight.numel() <= most:
+    if type(module) is not torch.nn.Linear or _reason_for_torchs_product(module):
         return []
     stand_in = bare(module)
     stand_in._parameters["weight"] = torch.nn.Parameter(torch.empty(24, 16))
@@ -201,17 +226,20 @@ def _is_silu(module: Any) -> bool:
     return type(module).__name__ in ("SiLU", "SiLUActivation") and not getattr(module, "inplace", False)
 
 
+MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+def _has_matrices(module: torch.nn.Module) -> bool:
+    return all(isinstance(module._modules.get(name), torch.nn.Module) for name in MATRICES)
+
+
 def _gated_mlps(module: torch.nn.Module) -> list[Candidate]:
-    matrices = ("gate_proj", "up_proj", "down_proj")
-    children = module._modules
-    if not all(isinstance(children.get(name), torch.nn.Module) for name in matrices) or not _takes_one(module):
-        return []
-    if not _is_silu(children.get("act_fn")):
+    if not _has_matrices(module) or not _takes_one(module) or not _is_silu(module._modules.get("act_fn")):
         return []
     stand_in, width, inner = bare(module), 16, 24
-    for name, (columns, rows) in zip(matrices, ((width, inner), (width, inner), (inner, width)), strict=True):
+    for name, (columns, rows) in zip(MATRICES, ((width, inner), (width, inner), (inner, width)), strict=True):
         stand_in._modules[name] = torch.nn.Linear(columns, rows, device="cpu", dtype=torch.float64)
-    return [Candidate("swiglu", _layers.gated_mlp, (), (_rows(width),), stand_in, matrices)]
+    return [Candidate("swiglu", _layers.gated_mlp, (), (_rows(width),), stand_in, MATRICES)]
 
 
 _USUAL_EXPERTS = {

@@ -9,11 +9,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
+from torch import is_autocast_enabled
 
 FOUND = "_tensorops_found"
 COMPILED = {"_is_torch_compile", "_compiled_call_impl"}  # are set by torch.compile
 MACHINERY = frozenset(vars(torch.nn.Module())) | {FOUND, "forward"} | COMPILED
 """Attributes of modules that are no facts about what they compute, or are compared on their own."""
+PARTS = ("_parameters", "_buffers", "_modules")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -100,23 +102,24 @@ class State:
     def __init__(self, module: torch.nn.Module, called: tuple[str, ...] = ()) -> None:
         own = vars(module)
         self.forward = type(module).forward
-        self.reads = Reads(self.forward, type(module))
-        values = attributes(module)
+        reads = Reads(self.forward, type(module))
+        self.reads = reads if reads.named or reads.cells else None
+        # A list may be changed in place, so a copy is compared.
+        values = {n: copy.copy(v) if isinstance(v, list | dict | set) else v for n, v in attributes(module).items()}
+        values |= {part: {} for part in PARTS if not own[part]}  # are compared at once, which is fast
         self.names = tuple(values) if len(values) != 1 else (*values, *values)
         self.get: Callable[[Any], Any] = itemgetter(*self.names) if values else _nothing  # a tuple of values
-        # A list may be changed in place, so a copy is compared.
-        values = {n: copy.copy(v) if isinstance(v, list | dict | set) else v for n, v in values.items()}
         self.values = self.get(values)
         self.size = len(own.keys() - {FOUND, "forward"} - COMPILED)
-        self.tensors = tuple(
-            (key, len(own[key]), tuple((name, x is None) for name, x in own[key].items()))
-            for key in ("_parameters", "_buffers")
+        self.parts = tuple(
+            (part, len(own[part]), tuple((name, x is None) for name, x in own[part].items() if name not in called))
+            for part in PARTS
+            if own[part]
         )
-        self.modules = len(module._modules)
         self.children = tuple(
-            (name, None if child is None else State(child))
+            (name, State(child))
             for name, child in module._modules.items()
-            if name not in called
+            if child is not None and name not in called
         )
 
     def holds(self, module: torch.nn.Module, replaced: bool = True) -> bool:
@@ -125,25 +128,21 @@ class State:
         size = self.size + 2 if replaced else self.size
         if (
             type(module).forward is not self.forward
-            or (len(own) != size and len(own.keys() - COMPILED) != size)
             or self.get(own) != self.values
-            or len(own["_modules"]) != self.modules
-            or not self.reads.unchanged()
+            or (len(own) != size and len(own.keys() - COMPILED) != size)
+            or (self.reads is not None and not self.reads.unchanged())
         ):
             return False
-        for key, size, names in self.tensors:
-            tensors = own[key]
-            if len(tensors) != size:
+        for part, count, names in self.parts:
+            present = own[part]
+            if len(present) != count:
                 return False
             for name, absent in names:
-                if (tensors[name] is None) is not absent:
+                if (present[name] is None) is not absent:
                     return False
         for name, state in self.children:
             child = own["_modules"][name]
-            if state is None or child is None:
-                if child is not state:
-                    return False
-            elif child.training is not own["training"] or hooked(child) or not state.holds(child, False):
+            if child.training is not own["training"] or hooked(child) or not state.holds(child, False):
                 return False
         return True
 
@@ -172,24 +171,22 @@ class Coverage:
 
     def holds(self, module: torch.nn.Module, x: Any) -> bool:
         """Return whether a call with a tensor is covered."""
-        autocast = torch.is_autocast_enabled("cpu")
+        autocast = is_autocast_enabled("cpu")
         if (x.dtype, module.training, autocast) not in self.modes or not x.is_cpu:
             return False
         if autocast and torch.get_autocast_dtype("cpu") is not torch.bfloat16:
             return False
-        if self.state is None:
-            return type(module).forward is self.forward
-        return self.state.holds(module)
+        return type(module).forward is self.forward if self.state is None else self.state.holds(module)
 
     def holds_in_graph(self, module: torch.nn.Module, x: Any) -> bool:
         """Return what TorchDynamo traces in place of `holds`, which tells that only if all is plain values."""
         state = self.state
-        if state is None or state.children or state.reads.named or state.reads.cells:
+        if state is None or state.children or state.reads is not None:
             return False
         if torch.is_autocast_enabled("cpu") or (x.dtype, module.training, False) not in self.modes:
             return False
         for name, value in zip(state.names, state.values, strict=True):
-            if getattr(module, name) != value:
+            if name not in PARTS and getattr(module, name) != value:
                 return False
         return True
 

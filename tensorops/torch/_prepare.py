@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from tensorops._validation import shown
+from tensorops._validation import as_choice, shown
 from tensorops.backends import to_backend
 from tensorops.backends.registry import resolve
+from tensorops.ops.quantization import PRECISIONS
 from tensorops.torch._report import PreparedModule, PreparedReport
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def prepare_model(
     skip: str | Sequence[str] | None = None,
     check: bool = True,
     quantize: int | str | dict[str, Any] | None = None,
+    precision: str | None = None,
     measure: bool = False,
 ) -> Any:
     """Let the modules of a torch model compute by operators, in place.
@@ -106,43 +108,68 @@ def prepare_model(
         raise TypeError(f"prepare_model: backend is {shown(backend)}, but a torch.nn.Module stays on torch")
     chosen, skipped = _Names("only", only), _Names("skip", skip)
     preparation = _Preparation(model, chosen, check, measure)
-    options = None if quantize is None else _options_of(quantize)
+    options, tied = _options_of(quantize, precision), _tied(model)
     report = PreparedReport()
     with contextlib.ExitStack() as on_error:
         on_error.callback(report.restore)
         for name, module in model.named_modules():
-            found = preparation.candidates(module)
             quantizes = options is not None and type(module) is torch.nn.Linear
+            found = [] if quantizes else preparation.candidates(module)
+            reason = "" if quantizes or found else preparation.reason_without_candidates(module)
             operators = ["quantized_linear"] if quantizes else [o for c in found for o in c.operator.split(", ")]
             names = {name, type(module).__name__, *operators}
-            if not operators or skipped.fit(names) or (only is not None and not chosen.fit(names)):
+            if not (operators or reason) or skipped.fit(names) or (only is not None and not chosen.fit(names)):
                 continue
             if quantizes:
-                report.modules.append(_quantize(name, module, options, report))
-            else:
+                report.modules.append(_quantize(name, module, options, tied.get(name, ""), report))
+            elif found:
                 report.modules.append(preparation.prepare(name, module, found, report))
+            else:
+                report.modules.append(PreparedModule(name, type(module).__name__, reason=_taken(module) or reason))
         chosen.raise_unless_used()
         skipped.raise_unless_used()
         on_error.pop_all()
     return report
 
 
-def _options_of(quantize: int | str | dict[str, Any]) -> dict[str, Any]:
+def _options_of(quantize: int | str | dict[str, Any] | None, precision: str | None) -> dict[str, Any] | None:
+    """Return the arguments of `_quantized.quantize`, if weights are to be quantized."""
+    if quantize is None:
+        if precision is not None:
+            raise ValueError(f"prepare_model: precision is {shown(precision)}, but goes with quantize only")
+        return None
     from tensorops.torch._quantized import options_of
 
-    return options_of(quantize)
+    precise = as_choice("prepare_model", "precision", "highest" if precision is None else precision, PRECISIONS)
+    return {"options": options_of(quantize), "precision": precise}
 
 
-def _quantize(name: str, module: Any, options: Any, report: PreparedReport) -> PreparedModule:
+def _quantize(name: str, module: Any, how: dict[str, Any], tied: str, report: PreparedReport) -> PreparedModule:
     from tensorops.torch._candidates import unusable
     from tensorops.torch._quantized import quantize, refuse
 
-    if reason := _taken(module) or unusable(module) or refuse(module, options):
+    options = how["options"]
+    if reason := _taken(module) or unusable(module) or tied or refuse(module, options):
         return PreparedModule(name, "Linear", reason=reason)
-    error, undo = quantize(module, options)
+    error, undo = quantize(module, **how)
     report._undo.append(undo)
     note = options.get("format") or f"{options['bits']} bits, {options['mode']}, groups of {options['group_size']}"
+    note += "" if how["precision"] == "highest" else f", precision {how['precision']}"
     return PreparedModule(name, "Linear", "quantized_linear", note, error)
+
+
+def _tied(model: torch.nn.Module) -> dict[str, str]:
+    """Return why a module's weight cannot be replaced, by its name, if another module has the same."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        if (weight := module._parameters.get("weight")) is not None:
+            owners.setdefault(id(weight), []).append(name)
+    return {
+        name: f"its weight is that of {next(other for other in names if other != name)}, too"
+        for names in owners.values()
+        if len(names) > 1
+        for name in names
+    }
 
 
 def _taken(module: torch.nn.Module) -> str:
@@ -195,6 +222,11 @@ class _Preparation:
         from tensorops.torch._candidates import candidates_of
 
         return candidates_of(module, self.tables)
+
+    def reason_without_candidates(self, module: torch.nn.Module) -> str:
+        from tensorops.torch._candidates import reason_without_candidates
+
+        return reason_without_candidates(module)
 
     def prepare(
         self, name: str, module: torch.nn.Module, found: list[Candidate], report: PreparedReport
