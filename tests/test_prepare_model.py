@@ -318,9 +318,306 @@ def test_without_kernels_everything_is_left_alone():
         assert reason(nn.Mish()) == "no kernel of mish takes its arguments"
 
 
-def test_modules_of_another_kind_are_not_in_the_report():
-    several_axes = nn.LayerNorm((4, 5))
-    assert prepare_model(nn.Sequential(several_axes, nn.Linear(5, 5), nn.BatchNorm1d(5), nn.ReLU())).modules == []
+def test_each_module_that_computes_has_a_row_with_the_reason():
+    model = nn.ModuleDict(
+        {
+            "axes": nn.LayerNorm((4, 5)),
+            "blocks": nn.ModuleList([nn.Sequential(nn.Linear(5, 5), nn.Identity())]),
+            "wide": nn.Linear(512, 512, dtype=torch.float64),
+            "attention": nn.MultiheadAttention(8, 2),
+            "others": nn.Sequential(nn.BatchNorm1d(5), nn.ReLU(), nn.Softmax(-1), nn.Embedding(3, 4), nn.Dropout()),
+            "extra": nn.ParameterList([torch.ones(2)]),
+        }
+    )
+    model["gated"] = GatedMLP()
+    model["gated"].act_fn = nn.GELU()
+    reasons = {row.name: row.reason for row in prepare_model(model).modules if not row.operator}
+    none = "there is no replacement for this class"
+    small = "torch's own product of {} elements is as fast"
+    assert reasons == {
+        "axes": "it normalizes 2 axes",
+        "blocks.0.0": small.format(25),
+        "wide": "torch's own product of float64 is as fast",
+        "attention": none,
+        "attention.out_proj": none,
+        **{f"others.{i}": none for i in range(5)},
+        "gated": "its activation is GELU, not SiLU",
+        **{f"gated.{name}_proj": small.format(384) for name in ("gate", "up", "down")},
+    }
+    assert [row.name for row in prepare_model(model, only="Embedding").modules] == ["others.3"]
+
+
+# --- what a proof covers -----------------------------------------------------------------------------
+
+
+class PlainRMSNorm(nn.Module):
+    """Whatever else its forward reads is among the options."""
+
+    def __init__(self, size=16, post=None, dtypes=(), gain=None, shift=0.0, buffer=None, names=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps, self.post, self.dtypes, self.gain, self.shift = 1e-6, post, list(dtypes), gain, shift
+        self.names = names or {}
+        self.register_buffer("buffer", buffer)
+
+    def scaled(self, y):
+        return y * self.weight
+
+    def forward(self, x):
+        for dtype in self.dtypes:
+            x = x.to(dtype).to(x.dtype)
+        y = self.scaled(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)) + self.shift
+        y = y if self.gain is None else self.gain * y
+        y = y if self.buffer is None else self.buffer * y
+        y = 2 * y if self.names.get("twice") else y
+        return y if self.post is None else self.post(y)
+
+
+@pytest.mark.parametrize("options", [
+    {"post": torch.tanh}, {"dtypes": [torch.bfloat16]}, {"gain": 0.5}, {"shift": 1}, {"names": {"twice": True}},
+    {"buffer": torch.tensor(0.5)},
+])  # fmt: skip
+def test_only_modules_that_are_alike_share_a_proof(options):
+    model = nn.Sequential(PlainRMSNorm(), PlainRMSNorm(**options), PlainRMSNorm())
+    own, x = copy.deepcopy(model), numbers(3, 16)
+    assert [row.name for row in prepare_model(model).replaced] == ["0", "2"]
+    torch.testing.assert_close(model(x), own(x))
+
+
+@pytest.mark.parametrize("value", [1.0, 0.5])
+def test_a_buffer_is_an_argument_that_may_change(value):
+    assert "results differ" in reason(PlainRMSNorm(buffer=torch.tensor(value)))
+    assert "may read the numbers in buffer" in reason(PlainRMSNorm(buffer=torch.tensor(1)))
+
+
+def double(y):
+    return 2 * y
+
+
+CHANGES = {
+    "an attribute": lambda m: setattr(m, "post", double),
+    "a number": lambda m: setattr(m, "shift", 1.0),
+    "eps": lambda m: setattr(m, "eps", 1.0),
+    "a list, in place": lambda m: m.dtypes.append(torch.bfloat16),
+    "a dict, in place": lambda m: m.names.update(twice=True),
+    "a method of the instance": lambda m: setattr(m, "scaled", double),
+    "a buffer that was None": lambda m: setattr(m, "buffer", torch.tensor(3.0)),
+    "the class": lambda m: setattr(m, "__class__", LargestRMSNorm) or setattr(m, "variance_epsilon", 0.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_later_is_seen(change):
+    module, x = PlainRMSNorm(), numbers(3, 16)
+    own = copy.deepcopy(module)
+    prepare_model(module)
+    other = copy.deepcopy(module)
+    for each in (module, own):
+        CHANGES[change](each)
+    assert torch.equal(module(x), own(x))
+    _, kernels = ran(lambda: other(x))
+    assert kernels == [("rms_norm", "torch_cpu")]  # a copy has attributes of its own
+
+
+def test_a_changed_class_or_variable_is_seen(monkeypatch):
+    module, x = PlainRMSNorm(), numbers(3, 16)
+    prepare_model(module)
+    y = module(x)
+    monkeypatch.setattr(PlainRMSNorm, "scaled", lambda self, y: 2 * y)
+    torch.testing.assert_close(module(x), 2 * y)
+    monkeypatch.undo()
+    assert ran(lambda: module(x))[1] == [("rms_norm", "torch_cpu")]
+    monkeypatch.setattr(PlainRMSNorm, "forward", lambda self, x: -x)
+    assert torch.equal(module(x), -x)
+
+
+FACTOR = 1.0
+
+
+def test_a_changed_global_is_seen(monkeypatch):
+    class GlobalRMSNorm(LlamaRMSNorm):
+        def forward(self, x):
+            return super().forward(x) * FACTOR
+
+    module, x = GlobalRMSNorm(16), numbers(3, 16)
+    prepare_model(module)
+    y, kernels = ran(lambda: module(x))
+    assert kernels == [("rms_norm", "torch_cpu")]
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    torch.testing.assert_close(module(x), 3 * y)
+
+
+def test_activations_that_are_exchanged_or_changed_are_seen():
+    mlp, x = randomized(GatedMLP()), numbers(2, 16)
+    own = copy.deepcopy(mlp)
+    prepare_model(mlp)
+    assert ran(lambda: mlp(x))[1] == [("swiglu", "torch_cpu")]
+    mlp.act_fn = own.act_fn = nn.ReLU()
+    assert torch.equal(mlp(x), own(x))
+    gelu = nn.GELU()
+    prepare_model(gelu)
+    gelu.approximate = "tanh"
+    assert torch.equal(gelu(x), F.gelu(x, approximate="tanh"))
+    elu = nn.ELU()
+    prepare_model(elu)
+    elu.inplace = True
+    assert elu(x) is x
+
+
+def test_a_gated_unit_calls_other_projections():
+    mlp, x = randomized(GatedMLP()), numbers(2, 16)
+    own = copy.deepcopy(mlp)
+    prepare_model(mlp)
+    mlp.up_proj = own.up_proj = nn.Sequential(own.up_proj, nn.Tanh())
+    y, kernels = ran(lambda: mlp(x))
+    assert kernels == [("swiglu", "torch_cpu")]
+    torch.testing.assert_close(y, own(x))
+
+
+class DroppingMLP(GatedMLP):
+    def __init__(self, p):
+        super().__init__()
+        self.dropout = nn.Dropout(p)
+
+    def forward(self, x):
+        return self.dropout(super().forward(x))
+
+
+@pytest.mark.parametrize("p", [0.5, 1e-9])  # the second drops nothing of a few numbers
+def test_what_is_random_in_training_is_replaced_in_evaluation_only(p):
+    mlp, x = randomized(DroppingMLP(p)), numbers(64, 16)
+    own = copy.deepcopy(mlp)
+    (row,) = [row for row in prepare_model(mlp).replaced if row.kind == "DroppingMLP"]
+    assert row.reason == "not in training: it draws random numbers"
+    results = []
+    for each in (mlp, own):
+        torch.manual_seed(3)
+        results.append(each(x))
+    assert torch.equal(*results)
+    assert bool((results[0] == 0).any()) == (p == 0.5)
+    assert ran(lambda: mlp(x))[1] == []
+    y, kernels = ran(lambda: mlp.eval()(x))
+    assert kernels == [("swiglu", "torch_cpu")]
+    torch.testing.assert_close(y, own.eval()(x))
+    mlp.dropout.train()
+    assert ran(lambda: mlp(x))[1] == []
+
+
+def test_a_module_that_changes_itself_is_left_alone():
+    class CountingRMSNorm(LlamaRMSNorm):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)
+
+    class AveragingRMSNorm(LlamaRMSNorm):
+        def __init__(self, size):
+            super().__init__(size)
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.mean.mul_(0.9).add_(0.1 * x.detach().mean())
+            return super().forward(x)
+
+    assert reason(CountingRMSNorm(16)) == "its forward changes attributes or buffers"
+    (row,) = prepare_model(AveragingRMSNorm(16)).replaced
+    assert row.reason.startswith("not in training: its forward changes attributes or buffers")
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_the_default_eps_of_rms_norm_is_that_of_the_computation(dtype, affine):
+    module = nn.RMSNorm(16, elementwise_affine=affine)
+    prepare_model(module)
+    x = numbers(3, 16, dtype=dtype) * 0.01
+    module.to(x.dtype)
+    y, kernels = ran(lambda: module(x))
+    assert kernels == [("rms_norm", "torch_cpu")]
+    eps = 2.0**-52 if dtype == "float64" else 2.0**-23
+    rounding = 2 * torch.finfo(x.dtype).eps
+    np.testing.assert_allclose(y.detach().double(), of_rows(*in_float64(x), 1.0, eps), rtol=rounding, atol=rounding)
+
+
+def test_a_dtype_that_was_not_proven_is_left_to_the_module():
+    module = LlamaRMSNorm(16)
+    (row,) = prepare_model(module).replaced
+    assert row.reason == "not in float64"
+    module.double()
+    assert ran(lambda: module(numbers(3, 16, dtype="float64")))[1] == []
+    module.bfloat16()
+    assert ran(lambda: module(numbers(3, 16, dtype="bfloat16")))[1] == [("rms_norm", "torch_cpu")]
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_norms_without_parameters_refuse_other_widths(kind):
+    module, own = kind(6, elementwise_affine=False), kind(6, elementwise_affine=False)
+    prepare_model(module)
+    with pytest.raises(RuntimeError, match="normalized_shape") as expected:
+        own(torch.ones(2, 5))
+    with pytest.raises(RuntimeError) as raised:
+        module(torch.ones(2, 5))
+    assert str(raised.value) == str(expected.value)
+
+
+def test_a_norm_along_another_axis_of_more_is_left_alone():
+    class SecondRMSNorm(LlamaRMSNorm):
+        def forward(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + self.variance_epsilon) * self.weight
+
+    assert "results differ" in reason(SecondRMSNorm(16))
+
+
+def test_an_argument_that_the_module_does_not_know_is_refused():
+    module = nn.Mish()
+    prepare_model(module)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'inplace'"):
+        module(numbers(3), inplace=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("quantize", [None, 8, "q8_0"])
+def test_products_under_autocast_have_the_dtype_of_torchs(quantize, dtype):
+    layer = randomized(nn.Linear(128, 160), dtype)
+    own = copy.deepcopy(layer)
+    prepare_model(layer, quantize=quantize)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for rows in (1, 3, 40):
+            x = numbers(rows, 128, dtype=dtype)
+            y, expected = layer(x), own(x)
+            assert y.dtype == expected.dtype
+            torch.testing.assert_close(y, expected, rtol=0.03, atol=0.03)
+
+
+CALLS = 0
+
+
+def test_attention_reads_and_writes_the_variables_of_its_module(monkeypatch):
+    class Both(nn.Module):
+        def forward(self, x):
+            global CALLS
+            CALLS += 1
+            return FACTOR * F.scaled_dot_product_attention(x, x, x)
+
+    module, x = Both(), numbers(1, 2, 7, 8)
+    assert prepare_model(module).replaced
+    y, calls = module(x), CALLS
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    z, kernels = ran(lambda: module(x))
+    assert kernels == [("scaled_dot_product_attention", "torch_cpu")]
+    assert torch.equal(z, 3 * y)
+    assert calls + 1 == CALLS
+
+
+def test_another_attention_in_torchs_place_is_called(monkeypatch):
+    module, x = Heads(), numbers(2, 7, 96)
+    prepare_model(module)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **_: -v)
+    assert torch.equal(module(x), Heads()(x))
+    monkeypatch.undo()
+    monkeypatch.setattr(Heads, "forward", lambda self, x: -x)
+    assert torch.equal(module(x), -x)
 
 
 # --- what stays --------------------------------------------------------------------------------------
@@ -386,7 +683,7 @@ def test_models_are_prepared_where_no_gradients_are_recorded(mode):
     with mode():
         model = chain()
         report = prepare_model(model)
-        assert [row.reason for row in report.modules] == ["", "", ""]
+        assert [row.operator for row in report.replaced] == ["rms_norm", "mish", "layer_norm"]
         _, kernels = ran(lambda: model(numbers(3, 8)))
     assert [operator for operator, _ in kernels] == ["rms_norm", "mish", "layer_norm"]
 
@@ -396,7 +693,7 @@ def test_a_second_call_changes_nothing():
     first = prepare_model(model)
     replaced = [vars(module).get("forward") for module in model.modules()]
     second = prepare_model(model)
-    assert {row.reason for row in second.modules} == {"already prepared"}
+    assert {row.reason for row in second.modules if row.kind != "Linear"} == {"already prepared"}
     second.restore()
     assert [vars(module).get("forward") for module in model.modules()] == replaced
     first.restore()
@@ -470,7 +767,8 @@ def test_autocast_and_empty_arguments(kind):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_scripted_modules_are_left_alone():
-    assert prepare_model(torch.jit.script(nn.Sequential(nn.LayerNorm(4), nn.Mish()))).modules == []
+    report = prepare_model(torch.jit.script(nn.Sequential(nn.LayerNorm(4), nn.Mish())))
+    assert {(row.operator, row.reason) for row in report.modules} == {("", "it is compiled by torch.jit")}
 
 
 def test_tensors_elsewhere():
@@ -542,6 +840,7 @@ def test_weights_become_blocks(quantize, least, most, dtype):
     own = copy.deepcopy(layer)
     report = prepare_model(layer, quantize=quantize)
     (row,) = report.replaced
+    assert prepare_model(layer).modules[0].reason == "already quantized"
     assert row.operator == "quantized_linear"
     assert least < row.error < most
     names = {"bias", "weight_blocks"} if isinstance(quantize, str) else {"bias", "weight_blocks", "weight_scales"}
@@ -597,15 +896,110 @@ def test_only_some_weights_become_blocks():
     }
     assert prepare_model(nn.Linear(64, 8, device="meta"), quantize=8).modules[0].reason.startswith("weight is on")
     for wrong, error, match in (
-        (5, ValueError, "quantize is 5, expected 8, 4, a format, or options of"),
-        ("q9", ValueError, "there is no format 'q9'"),
-        ("q4_k", ValueError, "format"),
-        ("affine", ValueError, "format"),
+        (5, ValueError, "quantize is 5, expected 8, 4, options of"),
+        ("q8_o", ValueError, r"quantize is 'q8_o', .* q5_1, q8_0, .* \(did you mean 'q8_0'\?\)"),
+        ("q4_k", ValueError, "or a format that can be written: .*, q4_0, q4_1, q5_0"),
+        ("affine", ValueError, "a format that can be written"),
+        ([8], ValueError, r"quantize is \[8\], expected"),
         ({"bits": 3}, ValueError, "bits is 3"),
         ({"bits": 8, "size": 3}, TypeError, "size"),
     ):
         with pytest.raises(error, match=match):
             prepare_model(model, quantize=wrong)
+
+
+WRITERS = {
+    "in place": lambda layer, to: layer.weight.mul_(0).add_(to),
+    "a copy": lambda layer, to: layer.weight.copy_(to),
+    "data": lambda layer, to: setattr(layer.weight, "data", to),
+    "data in place": lambda layer, to: layer.weight.data.zero_().add_(to),
+    "rows": lambda layer, to: [row.copy_(new) for row, new in zip(layer.weight, to, strict=True)],
+    "an item": lambda layer, to: layer.weight.T.__setitem__(slice(None), to.T),
+    "a result": lambda layer, to: torch.mul(to, 1.0, out=layer.weight),
+    "several": lambda layer, to: torch._foreach_copy_([layer.weight], [to]),
+    "an initialization": lambda layer, to: nn.init.zeros_(layer.weight) + layer.weight.data.add_(to),
+    "an assignment": lambda layer, to: setattr(layer, "weight", nn.Parameter(to)),
+}
+
+
+@pytest.mark.parametrize("quantize", [8, "q8_0_x32"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_is_written_into_a_weight_is_quantized(writer, quantize):
+    layer = randomized(nn.Linear(64, 32))
+    report = prepare_model(layer, quantize=quantize)
+    to, x = numbers(32, 64), numbers(3, 64).flip(0)
+    with torch.no_grad():
+        WRITERS[writer](layer, to)
+    expected = x @ to.T + layer.bias
+    torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.1)
+    fresh = copy.deepcopy(layer)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x), layer(x))
+    report.restore()
+    assert type(layer.weight) is nn.Parameter
+    torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.1)
+
+
+def test_a_quantized_weight_reads_as_a_tensor():
+    layer = randomized(nn.Linear(64, 32))
+    own = copy.deepcopy(layer)
+    prepare_model(layer, quantize=8)
+    weight = layer.weight
+    torch.testing.assert_close(weight, own.weight.detach(), rtol=0, atol=0.01, check_dtype=True)
+    array = weight.numpy()
+    assert np.array_equal(np.asarray(weight[:2].tolist(), np.float32), array[:2])
+    assert repr(weight) == repr(torch.from_numpy(array))
+    for plain in (weight + 0, weight.clone(), copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert type(plain) is torch.Tensor
+        plain.zero_()
+    assert torch.equal(layer.weight, weight)
+    given = numbers(3, 64).requires_grad_()
+    F.linear(given, weight).sum().backward()
+    torch.testing.assert_close(given.grad, torch.from_numpy(array).sum(0).expand(3, 64))
+    for wrong, error, match in (
+        (torch.ones(3, 3), ValueError, r"weight has shape \(3, 3\), expected \(32, 64\)"),
+        (None, TypeError, "weight is NoneType, expected a tensor"),
+    ):
+        with pytest.raises(error, match=match):
+            layer.weight = wrong
+    with pytest.raises(ValueError, match=r"weight has shape \(1, 64\)"):
+        layer.weight.data = torch.ones(1, 64)
+
+
+def test_an_adapter_is_merged_into_quantized_weights():
+    peft = pytest.importorskip("peft")
+    model = nn.Sequential(randomized(nn.Linear(64, 32)))
+    prepare_model(model, quantize=8)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0"], init_lora_weights=False))
+    x = numbers(3, 64)
+    before, alone = adapted(x).detach(), adapted.base_model.model[0].base_layer(x).detach()
+    merged = adapted.merge_and_unload()
+    assert (before - alone).abs().max() > 0.1
+    torch.testing.assert_close(merged(x).detach(), before, rtol=0.01, atol=0.02)
+
+
+def test_a_weight_of_two_modules_stays_theirs():
+    model = nn.ModuleDict({"embedding": nn.Embedding(8, 64), "head": nn.Linear(64, 8), "body": nn.Linear(64, 64)})
+    model["head"].weight = model["embedding"].weight
+    rows = {row.name: row.operator or row.reason for row in prepare_model(model, quantize=8).modules}
+    assert rows["head"] == "its weight is that of embedding, too"
+    assert rows["body"] == "quantized_linear"
+    assert model["head"].weight is model["embedding"].weight
+
+
+def test_products_of_quantized_weights_may_be_less_precise():
+    layer = randomized(nn.Linear(256, 64))
+    (row,) = prepare_model(layer, quantize="q8_0", precision="low").replaced
+    assert row.reason == "q8_0, precision low"
+    assert "precision='low'" in repr(layer)
+    x = numbers(1, 256)
+    with torch.no_grad():
+        expected = tp.quantized_linear(x, layer.weight_blocks, format="q8_0", precision="low") + layer.bias
+        assert torch.equal(layer(x), expected)
+    with pytest.raises(ValueError, match="precision is 'low', but goes with quantize only"):
+        prepare_model(layer, precision="low")
+    with pytest.raises(ValueError, match="precision is 'lower', expected one of 'highest', 'high', 'low'"):
+        prepare_model(layer, quantize=8, precision="lower")
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(4, []), (4000, [("gelu", "torch_cpu")])])

@@ -185,7 +185,7 @@ def _renamed(code: types.CodeType, names: dict[str, str]) -> types.CodeType:
     return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=tuple(constants))
 
 
-def calling(function: Any, others: dict[str, Callable[[dict[str, Any]], Any]], prefix: str = PREFIX) -> Any:
+def calling(function: Any, others: dict[str, Callable[..., Any]], prefix: str = PREFIX) -> Any:
     """Return a function with the same code and decorators that calls others, which `others` make for its globals."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
@@ -194,8 +194,9 @@ def calling(function: Any, others: dict[str, Callable[[dict[str, Any]], Any]], p
         makers |= {name: functools.partial(_Functional, name=name) for name in names if place[name] is torch_functional}
         if place.get(DIRECT) is TORCHS:
             makers[DIRECT] = _Direct
-        place |= {prefix + name: makers[name](place) for name in names & makers.keys()}
-        code, cells = _renamed(function.__code__, {name: prefix + name for name in names & makers.keys()}), function.__closure__
+        new_names = {name: prefix + name for name in names & makers.keys()}
+        place |= {new: makers[name](place) for name, new in new_names.items()}
+        code, cells = _renamed(function.__code__, new_names), function.__closure__
     else:
         ours = calling(inner, others, prefix)
         code, place = function.__code__, function.__globals__
@@ -207,7 +208,7 @@ def calling(function: Any, others: dict[str, Callable[[dict[str, Any]], Any]], p
 
 @functools.cache
 def _with_ours(forward: Callable[..., Any], rotates: bool) -> Callable[..., Any]:
-    others: dict[str, Callable[[dict[str, Any]], Any]] = {INTERFACE: _Interface}
+    others: dict[str, Callable[..., Any]] = {INTERFACE: _Interface}
     return calling(forward, others | {ROTATION: _Rotation} if rotates else others)  # type: ignore[no-any-return]
 
 
@@ -218,7 +219,7 @@ _IN_GRAPHS: dict[Callable[..., Any], Callable[..., Any]] = {}
 def enable_in_graphs(kind: type[torch.nn.Module]) -> None:
     """Let graphs of a class of modules call our attention; their compiler fuses the rotation."""
     if kind.forward not in _IN_GRAPHS:
-        interface = {INTERFACE: functools.partial(_Interface, attend=attend_in_graph)}
+        interface: dict[str, Callable[..., Any]] = {INTERFACE: functools.partial(_Interface, attend=attend_in_graph)}
         _IN_GRAPHS[kind.forward] = calling(kind.forward, interface, PREFIX + "graph_")
 
 

@@ -14,6 +14,7 @@ import torch
 from tensorops.torch import _attention as _attention_layers, _layers
 from tensorops.torch._coverage import DTYPES
 from tensorops.torch._layers import Layer
+from tensorops.torch._quantized import QuantizedLinear
 
 Sample = Callable[[torch.Generator, torch.dtype], tuple[tuple[Any, ...], dict[str, Any]]]
 """Makes arguments of a `forward`, by position and by name, in a dtype."""
@@ -49,14 +50,17 @@ def candidates_of(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
 
 def reason_without_candidates(module: torch.nn.Module) -> str:
     """Return why nothing may stand for a module's `forward`; empty if the module only contains others."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by torch.jit"
+    if isinstance(module, QuantizedLinear):
+        return "already quantized"
     kind = type(module)
     own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
     if kind.forward is torch.nn.Module.forward or isinstance(module, torch.nn.Identity | torch.nn.Sequential):
         return ""
     if module._modules and not own:
-        return "" if not _has_matrices(module) else f"its activation is {type(module._modules.get('act_fn')).__name__}"
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it is compiled by torch.jit"
+        name = type(module._modules.get("act_fn")).__name__
+        return f"its activation is {name}, not SiLU" if _has_matrices(module) and name != "NoneType" else ""
     if kind is torch.nn.Linear:
         return _reason_for_torchs_product(module)
     if len(getattr(module, "normalized_shape", ())) > 1:
@@ -137,9 +141,7 @@ def _norms(module: torch.nn.Module) -> list[Candidate]:
     size = next((p.shape[0] for p in parameters.values()), width)
     samples = (_rows(48), _rows(33, 2)) if size is None else (_rows(size), _rows(size, 2))
     if not parameters:
-        layers: list[tuple[str, Layer, tuple[Any, ...]]] = [
-            ("rms_norm", _layers.rms_norm_without_weight, (eps, width))
-        ]
+        layers: list[tuple[str, Layer, tuple[Any, ...]]] = [("rms_norm", _layers.rms_norm_without_weight, (eps, width))]
         if hasattr(module, "weight"):
             layers.append(("layer_norm", _layers.layer_norm, (eps, width)))
     elif set(parameters) == {"weight"}:

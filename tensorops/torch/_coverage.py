@@ -87,10 +87,7 @@ class Reads:
         for place, name, value in self.named:
             if place.get(name) is not value:
                 return False
-        for cell, value in self.cells:
-            if cell.cell_contents is not value:
-                return False
-        return True
+        return all(cell.cell_contents is value for cell, value in self.cells)
 
     def __deepcopy__(self, memo: Any) -> Reads:
         return self
@@ -117,9 +114,7 @@ class State:
             if own[part]
         )
         self.children = tuple(
-            (name, State(child))
-            for name, child in module._modules.items()
-            if child is not None and name not in called
+            (name, State(child)) for name, child in module._modules.items() if child is not None and name not in called
         )
 
     def holds(self, module: torch.nn.Module, replaced: bool = True) -> bool:

@@ -2,7 +2,7 @@
 
 Each function is bound to a module as a method, and takes the arguments of its `forward`. The module's attribute `FOUND`
 says what was found out about it, and which calls that covers. The module's own `forward` computes all others, and
-whatever an operator refuses, or refuses it in its own terms. Parameters are looked up in each call: they may be replaced.
+whatever an operator refuses, or refuses it in its own terms. Parameters are looked up in each call: they may change.
 
 TorchDynamo traces the module's own `forward` instead, as its compiler fuses the operations of that, but for what is
 faster as a call of a kernel in the graph.

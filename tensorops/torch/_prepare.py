@@ -108,24 +108,24 @@ def prepare_model(
         raise TypeError(f"prepare_model: backend is {shown(backend)}, but a torch.nn.Module stays on torch")
     chosen, skipped = _Names("only", only), _Names("skip", skip)
     preparation = _Preparation(model, chosen, check, measure)
-    options, tied = _options_of(quantize, precision), _tied(model)
+    how, tied = _options_of(quantize, precision), _tied(model)
     report = PreparedReport()
     with contextlib.ExitStack() as on_error:
         on_error.callback(report.restore)
         for name, module in model.named_modules():
-            quantizes = options is not None and type(module) is torch.nn.Linear
+            quantizes = how is not None and type(module) is torch.nn.Linear
             found = [] if quantizes else preparation.candidates(module)
             reason = "" if quantizes or found else preparation.reason_without_candidates(module)
             operators = ["quantized_linear"] if quantizes else [o for c in found for o in c.operator.split(", ")]
             names = {name, type(module).__name__, *operators}
             if not (operators or reason) or skipped.fit(names) or (only is not None and not chosen.fit(names)):
                 continue
-            if quantizes:
-                report.modules.append(_quantize(name, module, options, tied.get(name, ""), report))
+            if how is not None and quantizes:
+                report.modules.append(_quantize(name, module, how, tied.get(name, ""), report))
             elif found:
                 report.modules.append(preparation.prepare(name, module, found, report))
             else:
-                report.modules.append(PreparedModule(name, type(module).__name__, reason=_taken(module) or reason))
+                report.modules.append(PreparedModule(name, type(module).__name__, reason=reason))
         chosen.raise_unless_used()
         skipped.raise_unless_used()
         on_error.pop_all()
@@ -162,7 +162,7 @@ def _tied(model: torch.nn.Module) -> dict[str, str]:
     """Return why a module's weight cannot be replaced, by its name, if another module has the same."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
-        if (weight := module._parameters.get("weight")) is not None:
+        if (weight := dict(module.named_parameters(recurse=False)).get("weight")) is not None:
             owners.setdefault(id(weight), []).append(name)
     return {
         name: f"its weight is that of {next(other for other in names if other != name)}, too"
@@ -308,9 +308,9 @@ def _left_to_torch(reasons: dict[Mode, str], dtype: torch.dtype) -> Iterator[str
         yield f"not in training: {reason}"
     if reasons.get(usual._replace(autocast=True)):
         yield "not under autocast"
-    others = [str(mode.dtype).removeprefix("torch.") for mode, reason in reasons.items() if reason and mode == _usual(mode.dtype)]
+    others = [mode.dtype for mode, reason in reasons.items() if reason and mode == _usual(mode.dtype)]
     if others:
-        yield f"not in {', '.join(others)}"
+        yield f"not in {', '.join(str(dtype).removeprefix('torch.') for dtype in others)}"
 
 
 def _alike(module: torch.nn.Module, candidate: Candidate) -> tuple[Any, ...]:

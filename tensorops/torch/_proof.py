@@ -68,8 +68,9 @@ def _same_random_numbers() -> Iterator[Callable[[], Any]]:
 def _prove(candidate: Candidate, mode: Mode, drawn: Callable[[], Any]) -> Proof:
     module = _with_random_parameters(candidate, mode.dtype).train(mode.training)
     wide = _in_float64(module)
-    if candidate.called is not None and (integers := [n for n, x in module.named_buffers() if not x.is_floating_point()]):
-        return Proof(f"its forward may read {integers[0]}, whose numbers are no arguments", math.inf)
+    integers = [name for name, x in module.named_buffers() if not x.is_floating_point()]
+    if candidate.called is not None and integers:
+        return Proof(f"its forward may read the numbers in {integers[0]}, which may change", math.inf)
     replace(module, candidate, frozenset({mode}))
     ran = {"linear"}  # is called past the operator
     worst, unequal, count = 0.0, 0, 0

@@ -42,8 +42,7 @@ class _Rounded(torch.Tensor):  # type: ignore[misc]
         named, schema = named or {}, function._schema
         y = function(*tree_map_only(cls, lambda x: x.values, args), **tree_map_only(cls, lambda x: x.values, named))
         by_name = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | named
-        written = [by_name[argument.name] for argument in schema.arguments if argument.is_write and argument.name in by_name]
-        for x in tree_leaves(written):
+        for x in tree_leaves([by_name.get(argument.name) for argument in schema.arguments if argument.is_write]):
             if isinstance(x, cls):
                 x.layer._round(x.matrix)
         if all(result.alias_info is None for result in schema.returns):
@@ -76,7 +75,7 @@ class _Rounded(torch.Tensor):  # type: ignore[misc]
         return self.values.tolist()
 
     def __repr__(self, **options: Any) -> str:
-        return self.values.__repr__(**options)
+        return str(self.values.__repr__(**options))
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.values.clone()
@@ -89,8 +88,8 @@ class QuantizedLinear(torch.nn.Linear):  # type: ignore[misc]
     """A linear layer whose weight is quantized; made of another by `tensorops.torch.prepare_model`.
 
     Its state has ``weight_blocks`` and, of affine groups, ``weight_scales`` and ``weight_biases``, the results of
-    `tensorops.quantize`, and no ``weight``. As an attribute, that is the matrix of rounded elements, made for the moment.
-    Whatever is written into it or assigned is quantized at once. `options` are those of `tensorops.quantize`, whose
+    `tensorops.quantize`, and no ``weight``. As an attribute, that is the matrix of rounded elements. What is written
+    into it, or assigned, is quantized at once. `options` are those of `tensorops.quantize`, whose
     format may have interleaved blocks as well; `precision` is that of `tensorops.quantized_linear`.
     """
 
@@ -115,10 +114,9 @@ class QuantizedLinear(torch.nn.Linear):  # type: ignore[misc]
     def _check(self, weight: Any) -> None:
         if not isinstance(weight, torch.Tensor):
             raise TypeError(f"QuantizedLinear: weight is {describe_type(weight)}, expected a tensor")
-        if tuple(weight.shape) != (self.out_features, self.in_features):
-            raise ValueError(
-                f"QuantizedLinear: weight has shape {tuple(weight.shape)}, expected {(self.out_features, self.in_features)}"
-            )
+        expected = self.out_features, self.in_features
+        if tuple(weight.shape) != expected:
+            raise ValueError(f"QuantizedLinear: weight has shape {tuple(weight.shape)}, expected {expected}")
 
     def _matrix(self) -> torch.Tensor:
         return tp.dequantize(*self._blocks(), **self.options)
