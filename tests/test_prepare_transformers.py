@@ -200,6 +200,67 @@ def test_an_old_name_of_an_argument_is_still_known():
     assert cache.get_seq_length() == 3
 
 
+def test_functions_that_attention_calls_may_be_exchanged_later(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    model, ids = build("Llama"), tokens()
+    own = copy.deepcopy(model)
+    prepare_model(model)
+    expected = logits(own, ids)
+    for name, other in (
+        ("rotate_half", lambda x: 0.5 * x),
+        ("apply_rotary_pos_emb", lambda q, k, cos, sin, **_: (q * cos[:, None], k - sin[:, None])),
+    ):
+        monkeypatch.setattr(modeling_llama, name, other)
+        theirs = logits(own, ids)
+        assert distance(theirs, expected) > 0.01
+        with tp.trace() as log:
+            assert distance(logits(model, ids), theirs) < 1e-6
+        assert "rope" not in {record.operator for record in log}
+        monkeypatch.undo()
+    with tp.trace() as log:
+        assert distance(logits(model, ids), expected) < 1e-6
+    assert "rope" in {record.operator for record in log}
+
+    table = modeling_llama.ALL_ATTENTION_FUNCTIONS
+    attend = table["sdpa"]
+    monkeypatch.setitem(table, "sdpa", lambda *args, **named: (-attend(*args, **named)[0], None))
+    theirs = logits(own, ids)
+    assert distance(theirs, expected) > 0.01
+    assert distance(logits(model, ids), theirs) < 1e-6
+
+
+def test_functions_may_be_exchanged_under_the_compiler(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    torch._dynamo.reset()
+    model, ids = build("Llama"), tokens()
+    own = copy.deepcopy(model)
+    prepare_model(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert distance(logits(compiled, ids), logits(own, ids)) < 1e-6
+    other = lambda q, k, cos, sin, **_: (q * cos[:, None], k - sin[:, None])  # noqa: E731
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", other)
+    assert distance(logits(compiled, ids), logits(own, ids)) < 1e-6
+    torch._dynamo.reset()
+
+
+def test_dropout_in_a_gated_unit_stays():
+    config = transformers.SeedOssConfig(**SIZES, head_dim=16, residual_dropout=0.5, attention_dropout=0.0)
+    model, ids = transformers.SeedOssForCausalLM(config).train(), tokens()
+    own = copy.deepcopy(model)
+    rows = {row.kind: row for row in prepare_model(model).replaced}
+    assert rows["SeedOssMLP"].reason == "not in training: it draws random numbers"
+    results = []
+    for each in (model, own):
+        torch.manual_seed(1)
+        results.append(each(ids).logits.detach())
+    assert distance(*results) < 1e-5
+    with tp.trace() as log:
+        assert distance(logits(model.eval(), ids), logits(own.eval(), ids)) < 1e-6
+    assert "swiglu" in {record.operator for record in log}
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_copies_and_state(name):
     model, ids = build(name), tokens()
