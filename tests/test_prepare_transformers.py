@@ -9,7 +9,7 @@ import pytest
 
 import tensorops as tp
 from support import require_provider
-from tensorops.torch import prepare_model
+from tensorops.torch import prepare_model, register_attention
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -149,6 +149,34 @@ def test_a_choice_of_attention_stays_the_models():
     assert "rope" in operators
     assert "scaled_dot_product_attention" not in operators
     assert distance(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3", "BERT"])
+def test_models_may_choose_our_attention(name):
+    register_attention()
+    model, ids = build(name), tokens()
+    own = copy.deepcopy(model)
+    model.set_attn_implementation("tensorops")
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    for options in ({}, {"attention_mask": mask}):
+        valid = options.get("attention_mask", torch.ones_like(ids)).bool()
+        assert distance(logits(model, ids, **options)[valid], logits(own, ids, **options)[valid]) < 1e-6
+    with tp.trace() as log:
+        logits(model, ids)
+    assert {record.operator for record in log} == {"scaled_dot_product_attention"}
+    for each in (model, own):
+        each(ids, labels=ids).loss.backward()
+    for mine, theirs in zip(model.parameters(), own.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert distance(logits(compiled, ids), logits(own, ids)) < 1e-6
+    torch._dynamo.reset()
+    if name != "BERT":
+        written = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(ids, **written), own.generate(ids, **written))
 
 
 def test_attention_of_another_implementation_keeps_only_the_rotation():

@@ -113,6 +113,16 @@ def attend_in_graph(
     return attend(own, module, query, key, value, *args, **named)
 
 
+def attention_interface(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an implementation of attention for transformers, from its implementation "sdpa"."""
+
+    def tensorops_attention_forward(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+        compute = attend_in_graph if torch.compiler.is_compiling() else attend
+        return compute(own, module, *args, **named)
+
+    return tensorops_attention_forward
+
+
 class _Rotation:
     """A function that rotates queries and keys by tables of which both halves are equal."""
 

@@ -42,6 +42,10 @@ def prepare_model(
     gradients. One that differs is left alone, as is one that would be slower. Classes, parameters, `state_dict`, hooks
     and the training mode stay as they are. A copy of a prepared model is prepared as well; one that was pickled is not.
 
+    A replacement computes what has been compared: calls in the same mode, in training or not and under autocasting or
+    not, with parameters and inputs of the same dtype, while everything else that the `forward` reads is unchanged. In
+    all other calls the module's own `forward` computes.
+
     Parameters
     ----------
     model : torch.nn.Module, or arrays in nested containers
@@ -57,7 +61,10 @@ def prepare_model(
         Make the weights of linear layers blocks of integers: a number of bits, in groups of 32; a format that
         `tensorops.quantize` writes, such as ``"q8_0"``, or its interleaved blocks, ``"q8_0_x32"``, which processors
         multiply faster; or options of `tensorops.quantize`. The layers say so, and their `state_dict` has the blocks.
+        What is written into their `weight` later is quantized as well. A weight that two modules have stays theirs.
         Until the report is dropped, it keeps the weights for `restore`.
+    precision : {"highest", "high", "low"}, optional
+        With `quantize`: how accurate products of few rows have to be, as in `tensorops.quantized_linear`.
     measure : bool, optional
         Measure calls before and after, on the random numbers.
 
@@ -72,7 +79,8 @@ def prepare_model(
     TypeError
         If the model is neither a module nor arrays with a backend.
     ValueError
-        If a name in `only` or `skip` fits no module, or `quantize` is invalid.
+        If a name in `only` or `skip` fits no module, `quantize` or `precision` is invalid, or there is a `precision`
+        without `quantize`.
 
     Notes
     -----

@@ -23,7 +23,7 @@ class PreparedModule:
     operator : str
         What computes now; empty if the module was left alone.
     reason : str
-        Why it was left alone, or what remains torch's; may be empty.
+        Why it was left alone, or in which calls it computes itself; may be empty.
     error : float or None
         The largest difference between its own results and the new ones, gradients included, relative to the largest
         result. ``None`` if nothing was compared.
@@ -49,7 +49,7 @@ class PreparedReport(Displayed):
     Attributes
     ----------
     modules : list of PreparedModule
-        The modules that compute what an operator computes, in the model's order.
+        The modules that compute something themselves, in the model's order: not those that only call others.
     """
 
     modules: list[PreparedModule] = field(default_factory=list)
