@@ -151,6 +151,15 @@ def test_a_choice_of_attention_stays_the_models():
     assert distance(found, expected) < 1e-6
 
 
+def test_attention_whose_projections_are_quantized():
+    model, ids = build("Llama"), tokens()
+    prepare_model(model, quantize=8, only="quantized_linear")
+    expected = logits(model, ids)
+    report = prepare_model(model)
+    assert [row.operator for row in report.replaced if row.kind == "LlamaAttention"] == 2 * [ROTATED]
+    assert distance(logits(model, ids), expected) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["Llama", "Gemma3", "BERT"])
 def test_models_may_choose_our_attention(name):
     register_attention()
@@ -183,7 +192,8 @@ def test_attention_of_another_implementation_keeps_only_the_rotation():
     model = build("Llama")
     model.set_attn_implementation("eager")
     rows = [row for row in prepare_model(model).replaced if row.kind == "LlamaAttention"]
-    assert {(row.operator, row.reason) for row in rows} == {("rope", "attention itself is the implementation 'eager'")}
+    reason = "attention itself is the implementation 'eager'; not under autocast; in float32 only"
+    assert {(row.operator, row.reason) for row in rows} == {("rope", reason)}
 
 
 def test_dropout_in_attention_is_torchs():

@@ -280,7 +280,8 @@ class _Preparation:
         from tensorops.torch._coverage import MODES
 
         own_code = candidate.called is None  # in which autocasting leaves nothing to the operators
-        modes = [mode for mode in MODES if mode.dtype in candidate.dtypes and not (own_code and mode.autocast)]
+        dtypes = {*candidate.dtypes, self._dtype(module)}  # a module may have no parameters
+        modes = [mode for mode in MODES if mode.dtype in dtypes and not (own_code and mode.autocast)]
         return {mode: self._proof(module, candidate, mode).reason for mode in modes}
 
     def _dtype(self, module: torch.nn.Module) -> torch.dtype:
@@ -311,14 +312,19 @@ def _usual(dtype: torch.dtype) -> Mode:
 
 def _left_to_torch(reasons: dict[Mode, str], dtype: torch.dtype) -> Iterator[str]:
     """Yield notes of the modes in which a module's own forward computes."""
+    from tensorops.torch._coverage import DTYPES, MODES
+
     usual = _usual(dtype)
     if reason := reasons[usual._replace(training=True)]:
         yield f"not in training: {reason}"
-    if reasons.get(usual._replace(autocast=True)):
+    if (mode := usual._replace(autocast=True)) in MODES and reasons.get(mode, "not tried"):
         yield "not under autocast"
-    others = [mode.dtype for mode, reason in reasons.items() if reason and mode == _usual(mode.dtype)]
-    if others:
-        yield f"not in {', '.join(str(dtype).removeprefix('torch.') for dtype in others)}"
+    named = {str(other).removeprefix("torch."): reasons.get(_usual(other), "not tried") for other in DTYPES}
+    others = [name for name, reason in named.items() if reason]
+    if len(others) == len(DTYPES) - 1:
+        yield f"in {next(name for name, reason in named.items() if not reason)} only"
+    elif others:
+        yield f"not in {', '.join(others)}"
 
 
 def _alike(module: torch.nn.Module, candidate: Candidate) -> tuple[Any, ...]:

@@ -105,6 +105,8 @@ def _prove(candidate: Candidate, mode: Mode, drawn: Callable[[], Any]) -> Proof:
                 return Proof(reason, worst)
             unequal, count = unequal + int((y != own).sum()), count + y.numel()
     if missing := [name for name in candidate.operator.split(", ") if name not in ran]:
+        if drew != nothing:  # such as dropout in attention
+            return Proof("it draws random numbers", math.inf)
         return Proof(f"no kernel of {missing[0]} takes its arguments", math.inf)
     return Proof("", worst, unequal / max(count, 1))
 
