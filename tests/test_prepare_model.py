@@ -388,6 +388,8 @@ def test_only_modules_that_are_alike_share_a_proof(options):
 def test_a_buffer_is_an_argument_that_may_change(value):
     assert "results differ" in reason(PlainRMSNorm(buffer=torch.tensor(value)))
     assert "may read the numbers in buffer" in reason(PlainRMSNorm(buffer=torch.tensor(1)))
+    assert "results differ" in reason(PlainRMSNorm(gain=torch.tensor(value)))
+    assert "may read the numbers in gain" in reason(PlainRMSNorm(gain=torch.tensor(1)))
 
 
 def double(y):
@@ -402,6 +404,7 @@ CHANGES = {
     "a dict, in place": lambda m: m.names.update(twice=True),
     "a method of the instance": lambda m: setattr(m, "scaled", double),
     "a buffer that was None": lambda m: setattr(m, "buffer", torch.tensor(3.0)),
+    "a tensor": lambda m: setattr(m, "gain", torch.tensor(2.0)),
     "the class": lambda m: setattr(m, "__class__", LargestRMSNorm) or setattr(m, "variance_epsilon", 0.0),
 }
 

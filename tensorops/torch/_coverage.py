@@ -37,12 +37,8 @@ MODES = tuple(
 
 
 def attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the attributes that a `forward` may read, but for tensors, which are random in the proof."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in MACHINERY and not isinstance(value, torch.Tensor)
-    }
+    """Return the attributes that a `forward` may read, but for parameters, buffers and modules."""
+    return {name: value for name, value in vars(module).items() if name not in MACHINERY}
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:

@@ -68,7 +68,7 @@ def _same_random_numbers() -> Iterator[Callable[[], Any]]:
 def _prove(candidate: Candidate, mode: Mode, drawn: Callable[[], Any]) -> Proof:
     module = _with_random_parameters(candidate, mode.dtype).train(mode.training)
     wide = _in_float64(module)
-    integers = [name for name, x in module.named_buffers() if not x.is_floating_point()]
+    integers = [name for name, x in _constants(module) if not x.is_floating_point()]
     if candidate.called is not None and integers:
         return Proof(f"its forward may read the numbers in {integers[0]}, which may change", math.inf)
     replace(module, candidate, frozenset({mode}))
@@ -143,22 +143,23 @@ def _with_random_parameters(candidate: Candidate, dtype: torch.dtype) -> torch.n
         values = torch.randn(p.shape, generator=generator, dtype=torch.float64) * spread
         p.data = values.to(dtype)
         p.requires_grad_()
-    for x in _constants(found):
-        x.data = x.data.to(dtype)
-        if candidate.called is not None:
+    for _, x in _constants(found):
+        if x.is_floating_point():
+            x.data = x.data.to(dtype)
+        if x.is_floating_point() and candidate.called is not None:
             x.data = (torch.rand(x.shape, generator=generator, dtype=torch.float64) + 0.5).to(dtype)
     return found
 
 
-def _constants(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the buffers and other attributes of a module that are tensors of floating-point numbers."""
-    own = [x for part in module.modules() for x in (*vars(part).values(), *part._buffers.values())]
-    return [x for x in own if isinstance(x, torch.Tensor) and x.is_floating_point()]
+def _constants(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the buffers and other attributes of a module that are tensors, with their names."""
+    own = [named for part in module.modules() for named in (*vars(part).items(), *part._buffers.items())]
+    return [(name, x) for name, x in own if isinstance(x, torch.Tensor)]
 
 
 def _in_float64(module: torch.nn.Module) -> torch.nn.Module:
     found = copy.deepcopy(module)
-    for x in (*found.parameters(), *_constants(found)):
+    for x in (*found.parameters(), *(x for _, x in _constants(found) if x.is_floating_point())):
         x.data = x.data.double()
     return found
 
