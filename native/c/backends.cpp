@@ -121,9 +121,11 @@ struct View {
         if (t.strides && !is_empty) array.strides = strides;
         if (array.strides && array.is_contiguous()) array.strides = nullptr;
         if (!has_memory) return {};
-        array.data = static_cast<char*>(t.data) + (t.data ? t.byte_offset : 0);
+        array.data = static_cast<char*>(t.data);
         if (is_empty) return {};
         if (!t.data) return "has no memory";
+        if (t.byte_offset > static_cast<std::uint64_t>(INT64_MAX)) return "begins beyond all addresses";
+        array.data += t.byte_offset;
         const auto address = reinterpret_cast<std::uintptr_t>(array.data);
         if (address % static_cast<std::uintptr_t>(item) != 0) return "is not aligned to its elements";
         begin = address + static_cast<std::uintptr_t>(low);

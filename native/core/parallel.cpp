@@ -6,14 +6,18 @@
 // for microseconds of work. Every call therefore measures how much longer it took than it would have taken alone; if it
 // lost time, this thread and all others work alone for many times as long, before they ask for help again.
 //
-// Where there is no OpenMP, and in a child of fork(), where GNU's runtime cannot start threads, a team of our own. Its
-// caller never waits for threads that have not begun: it does their parts itself.
+// Where there is no OpenMP, and in a child of fork(), where GNU's runtime waits for threads that are gone, a team of
+// our own. Its caller never waits for threads that have not begun: it does their parts itself. Before fork(), OpenMP's
+// threads of the caller end, so that other libraries that share the runtime can use it in the child.
 #include "parallel.h"
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstring>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #if defined(_OPENMP)
@@ -222,9 +226,29 @@ class Team {
     std::condition_variable opened_;
 };
 
+// Whether this process was made by fork() and has run no other program since: then another library may have used OpenMP
+// in the parent, before this one was loaded.
+[[maybe_unused]] bool is_forked() {
+#if defined(__linux__)
+    constexpr unsigned kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC of the kernel
+    char text[512] = {};
+    if (std::FILE* file = std::fopen("/proc/self/stat", "r")) {
+        const std::size_t size = std::fread(text, 1, sizeof text - 1, file);
+        std::fclose(file);
+        text[size] = '\0';
+    }
+    const char* name_end = std::strrchr(text, ')');  // the name may contain anything
+    unsigned flags = 0;
+    return name_end && std::sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+           (flags & kForkedWithoutExec) != 0;
+#else
+    return false;
+#endif
+}
+
 // Never deleted: its threads outlive main(), and a child of fork() cannot know in which state it is.
 #if defined(_OPENMP)
-Team* own_team = nullptr;
+Team* own_team = is_forked() ? new Team : nullptr;
 #else
 Team* own_team = new Team;
 #endif
@@ -242,6 +266,8 @@ std::int64_t now() {
 }
 
 HelperBackoff help;
+
+thread_local int started_threads = 1;  // of the team that each thread has for the parallel regions that it begins
 
 #if defined(_OPENMP)
 void parallel_region(int threads, Work work, const void* context) {
@@ -263,10 +289,9 @@ void parallel_region(int threads, Work work, const void* context) {
             finished.fetch_add(1, std::memory_order_release);
         }
     }
-    // A call that starts threads takes longer for that reason. Each thread that calls has its own team.
-    thread_local int started = 1;
-    if (threads > started) {
-        started = threads;
+    // A call that starts threads takes longer for that reason.
+    if (threads > started_threads) {
+        started_threads = threads;
         return;
     }
     const std::int64_t returned = now();
@@ -283,6 +308,26 @@ int hardware_threads() {
     static const int threads = static_cast<int>(std::thread::hardware_concurrency());
     return threads;
 }
+
+// Work for which a thread may find no memory: an exception that leaves a thread ends the process, so the caller throws
+// it.
+struct Guarded {
+    Work work;
+    const void* context;
+    std::atomic<bool> lacks_memory{false};
+
+    static void run(const void* at, Member member) {
+        auto& guarded = *static_cast<Guarded*>(const_cast<void*>(at));
+        try {
+            guarded.work(guarded.context, member);
+        } catch (const std::bad_alloc&) {
+            guarded.lacks_memory.store(true, std::memory_order_relaxed);
+        }
+    }
+    void rethrow() const {
+        if (lacks_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
+    }
+};
 
 // The threads that compute now, in calls that asked for more than one
 std::atomic<int> computing{0};
@@ -305,13 +350,18 @@ int available_threads() {
 }
 
 void on_team(int threads, Work work, const void* context) {
-    if (lender) return lender->run(*lender, threads, work, context);
+    Guarded guarded{work, context};
+    if (lender) {
+        lender->run(*lender, threads, Guarded::run, &guarded);
+        return guarded.rethrow();
+    }
     computing.fetch_add(threads, std::memory_order_relaxed);
     if (!own_team)
-        parallel_region(threads, work, context);
-    else if (!own_team->run(threads, work, context))
-        work(context, Member{0, 1});
+        parallel_region(threads, Guarded::run, &guarded);
+    else if (!own_team->run(threads, Guarded::run, &guarded))
+        Guarded::run(&guarded, Member{0, 1});
     computing.fetch_sub(threads, std::memory_order_relaxed);
+    guarded.rethrow();
 }
 
 Lender lent_threads(int most) {
@@ -347,11 +397,25 @@ void use_own_threads() {
 #if !defined(_WIN32)
 namespace {
 
+// Ends the threads that OpenMP keeps for this one, which would be missing in the child.
+void end_openmp_threads() {
+#if defined(_OPENMP) && (_OPENMP >= 201811 || __GNUC__ >= 9)
+    if (started_threads > 1 && !omp_in_parallel()) omp_pause_resource_all(omp_pause_soft);
+    started_threads = 1;
+#endif
+}
+
 // A child of fork() has one thread, and memory that no other thread is about to change.
-[[maybe_unused]] const int registered = pthread_atfork(pool::lock, pool::unlock, [] {
-    pool::unlock();
-    use_own_threads();
-});
+[[maybe_unused]] const int registered = pthread_atfork(
+    [] {
+        end_openmp_threads();
+        pool::lock();
+    },
+    pool::unlock,
+    [] {
+        pool::unlock();
+        use_own_threads();
+    });
 
 }  // namespace
 #endif

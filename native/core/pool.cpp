@@ -1,11 +1,10 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <new>
-#include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -21,11 +20,20 @@ constexpr std::size_t kLargest = SIZE_MAX / 16;  // no machine has this much, an
 
 // Sizes are rounded up to one of four steps per power of two: a block serves sizes that differ a little, and at most a
 // quarter of it is unused.
-std::size_t size_class(std::size_t bytes) {
-    std::size_t step = kSmallest / 4;
-    while (step * 8 <= bytes) step *= 2;
-    return (bytes + step - 1) / step * step;
-}
+struct SizeClass {
+    std::size_t size;
+    int number;  // increases with the size
+
+    static SizeClass of(std::size_t bytes) {
+        std::size_t step = kSmallest / 4;
+        int doublings = 0;
+        for (; step * 8 <= bytes; step *= 2) ++doublings;
+        const std::size_t steps =
+            std::max<std::size_t>((bytes + step - 1) / step, 1);  // to 8, from 5 on after a doubling
+        return {steps * step, 4 * doublings + static_cast<int>(steps)};
+    }
+};
+constexpr int kClasses = 4 * 8 * static_cast<int>(sizeof(std::size_t));
 
 void* allocate(std::size_t bytes) {
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
@@ -48,8 +56,14 @@ void release(void* block) {
 }
 
 struct Pool {
+    // The first bytes of a block that is kept: to keep it takes no other memory.
+    struct Kept {
+        Kept* next;
+        std::size_t size;
+    };
+
     std::mutex mutex;
-    std::map<std::size_t, std::vector<void*>> free;
+    Kept* free[kClasses] = {};
     std::size_t in_use = 0, peak = 0, cached = 0, limit = std::size_t{1} << 30;
 
     // Counts a block that is handed out. The caller holds the mutex.
@@ -60,13 +74,15 @@ struct Pool {
 
     // Frees blocks, the largest first, until at most `bytes` are kept. The caller holds the mutex.
     void shrink_to(std::size_t bytes) {
-        while (cached > bytes) {
-            auto largest = std::prev(free.end());
-            release(largest->second.back());
-            largest->second.pop_back();
-            cached -= largest->first;
-            if (largest->second.empty()) free.erase(largest);
-        }
+        for (int number = kClasses - 1; cached > bytes; --number)
+            while (free[number] && cached > bytes) release(pop(number));
+    }
+
+    void* pop(int number) {
+        Kept* const block = free[number];
+        free[number] = block->next;
+        cached -= block->size;
+        return block;
     }
 };
 
@@ -108,17 +124,13 @@ void request_huge_pages(void* block, std::size_t bytes) {
 
 void* take(std::size_t bytes) {
     if (bytes > kLargest) return nullptr;
-    const std::size_t size = size_class(bytes);
+    const auto [size, number] = SizeClass::of(bytes);
     Pool& pool = the_pool();
     {
         std::lock_guard lock(pool.mutex);
-        if (auto found = pool.free.find(size); found != pool.free.end()) {
-            void* block = found->second.back();
-            found->second.pop_back();
-            if (found->second.empty()) pool.free.erase(found);
-            pool.cached -= size;
+        if (pool.free[number]) {
             pool.count(size);
-            return block;
+            return pool.pop(number);
         }
     }
     void* block = allocate(size);
@@ -134,7 +146,7 @@ void* take(std::size_t bytes) {
 }
 
 void give(void* block, std::size_t bytes) {
-    const std::size_t size = size_class(bytes);
+    const auto [size, number] = SizeClass::of(bytes);
     Pool& pool = the_pool();
     std::lock_guard lock(pool.mutex);
     pool.in_use -= size;
@@ -143,7 +155,7 @@ void give(void* block, std::size_t bytes) {
         return;
     }
     pool.shrink_to(pool.limit - size);
-    pool.free[size].push_back(block);
+    pool.free[number] = new (block) Pool::Kept{pool.free[number], size};
     pool.cached += size;
 }
 

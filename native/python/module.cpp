@@ -14,6 +14,7 @@
 #include "bind.h"
 #include "cpu_features.h"
 #include "handlers.h"
+#include "interpreter_lock.h"
 #include "numpy_array.h"
 #include "parallel.h"
 #include "pool.h"
@@ -62,7 +63,7 @@ bool on_main_thread() {
 void compute_interruptibly(const std::function<void()>& kernel) {
     Interruption at(signal_raised);
     {
-        nb::gil_scoped_release released;
+        const WithoutLock released;
         kernel();
     }
     if (at.happened()) throw nb::python_error();

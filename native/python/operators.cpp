@@ -13,6 +13,7 @@
 #include "bind.h"
 #include "call.h"
 #include "integers.h"
+#include "interpreter_lock.h"
 #include "numpy_array.h"
 
 namespace tensorops {
@@ -191,7 +192,7 @@ class NumpyCall : public Call {
     // The interpreter is released.
     void run(std::int64_t bytes, void (*work)(const void*), const void* context) override {
         if (bytes >= kLongBytes && on_main_thread()) return compute_interruptibly([=] { work(context); });
-        nb::gil_scoped_release released;
+        const WithoutLock released;
         work(context);
     }
 

@@ -8,6 +8,7 @@
 #include "bind.h"
 #include "checks.h"
 #include "formats.h"
+#include "interpreter_lock.h"
 #include "panel_linear.h"
 #include "parallel.h"
 #include "targets.h"
@@ -78,7 +79,7 @@ nb::object pack_panels(nb::handle weight, nb::handle scales, nb::handle biases, 
     const PlainWeights plain = plain_weights(arrays.weight.as_array, arrays.scales.as_array, arrays.optional_biases());
     std::unique_ptr<WeightPanels> panels;
     {
-        nb::gil_scoped_release released;
+        const WithoutLock released;
         panels = std::make_unique<WeightPanels>(arrays.format(), plain);
     }
     return nb::cast(panels.release(), nb::rv_policy::take_ownership);
@@ -99,7 +100,7 @@ std::tuple<nb::object, nb::object, nb::object> unpack_panels(const WeightPanels&
     const Value w = read_value(weight), s = read_value(scales), b = read_value(biases);
     const PlainWeights plain = plain_weights(w.as_array, s.as_array, b.kind == Value::none ? nullptr : &b.as_array);
     {
-        nb::gil_scoped_release released;
+        const WithoutLock released;
         panels.unpack(plain);
     }
     return {weight, scales, biases};
@@ -154,7 +155,7 @@ bool interleave_blocks(nb::handle blocks, nb::handle place, const std::string& n
     if (!fits) return false;
     if (a.size() == 0) return true;
     const std::int64_t row = a.length(), band = kInterleavedRows * row, bands = a.size() / band;
-    nb::gil_scoped_release released;
+    const WithoutLock released;
     over_pieces(threads_for(bands, a.size()), bands, [&](std::int64_t i, int) {
         interleave(size, a.data + i * band, row, row / size.bytes, b.data + i * band);
     });

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "interpreter_lock.h"
 #include "plan.h"
 
 namespace tensorops {
@@ -94,7 +95,7 @@ void run(Plan& plan, std::size_t begin, std::size_t end, double* seconds) {
     if (on_main_thread()) {
         compute_interruptibly(all);
     } else {
-        nb::gil_scoped_release released;
+        const WithoutLock released;
         all();
     }
     if (done < end) throw nb::value_error((std::to_string(done) + " " + message).c_str());

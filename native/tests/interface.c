@@ -150,6 +150,9 @@ static void refusals(void) {
     const TensoropsTensor of_nothing[] = {{"x", &nothing}}, to_nothing[] = {{"y", &none}};
     require(call("silu", of_nothing, 1, to_nothing, 1, NULL, 0) == 0 && y[0] == 0, "arrays without elements");
     bad = t;
+    bad.byte_offset = (uint64_t)1 << 63;
+    require(call("silu", with_bad, 1, result, 1, NULL, 0) != 0 && says("x begins beyond all addresses"), "offsets");
+    bad = t;
     bad.device.device_type = kDLCUDA;
     require(call("silu", with_bad, 1, result, 1, NULL, 0) != 0 && says("x is not in the memory of the CPU"), "device");
     bad = tensor(y, kDLFloat, 32, 2, other, NULL);

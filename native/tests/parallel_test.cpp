@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -50,6 +51,23 @@ void calls_share_the_processors() {
     on_team(2, [](Member) { require(available_threads() <= 1, "no thread is left while two processors compute"); });
     require(available_threads() <= 2, "a call gets as many threads as there are processors");
     processors = bound;
+}
+
+void a_lack_of_memory_reaches_the_caller() {
+    for (const int lacking : {0, 1}) {
+        bool is_told = false;
+        try {
+            on_team(2, [&](Member member) {
+                if (member.index == lacking || member.count == 1) throw std::bad_alloc();
+            });
+        } catch (const std::bad_alloc&) {
+            is_told = true;
+        }
+        require(is_told, "the caller throws what a thread has thrown");
+    }
+    std::atomic<int> members{0};
+    on_team(2, [&](Member) { ++members; });
+    require(members > 0, "threads work after a lack of memory");
 }
 
 // Kernels use the threads that their caller lends, and no others.
@@ -142,8 +160,10 @@ bool parallel() {
     help_pauses_after_a_loss();
     calls_share_the_processors();
     each_part_is_done_once();
+    a_lack_of_memory_reaches_the_caller();
     use_own_threads();
     each_part_is_done_once();
+    a_lack_of_memory_reaches_the_caller();
     calls_share_the_processors();
     return failures == 0;
 }

@@ -10,7 +10,9 @@ import inspect
 import multiprocessing
 import os
 import pathlib
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 
@@ -640,6 +642,126 @@ def test_a_child_forked_while_other_threads_compute_computes_as_well():
     result = support.python(FORK, ",".join(COMPILED), OMP_NUM_THREADS="4")
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["right"] * 6
+
+
+BESIDE_TORCH = {
+    "torch computes before the first operator": ("torch.softmax(t, -1)", "tp.softmax(x)"),
+    "tensorops is imported in the child": ("torch.softmax(t, -1)", "import tensorops; tensorops.softmax(x)"),
+    "torch computes in the child": ("tp.softmax(x)", "torch.softmax(t, -1)"),
+    "both compute in both": ("tp.softmax(x); torch.softmax(t, -1)", "torch.softmax(t, -1); tp.softmax(x)"),
+}
+IN_PARENT_AND_CHILD = """
+import os, select, sys, warnings
+import numpy as np
+import torch
+
+warnings.simplefilter("ignore", DeprecationWarning)
+torch.set_num_threads(2)
+in_parent, in_child = sys.argv[1:]
+if "import" not in in_child:
+    import tensorops as tp
+x = np.random.default_rng(0).random((2048, 4096), dtype=np.float32)  # in several threads
+t = torch.from_numpy(x)
+exec(in_parent)
+receiver, sender = os.pipe()
+child = os.fork()
+if child == 0:
+    exec(in_child)
+    os.write(sender, b"1")
+    os._exit(0)
+print("right" if select.select([receiver], [], [], 60)[0] else "no answer", flush=True)
+os.kill(child, 9)
+exec(in_parent)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("which", BESIDE_TORCH)
+def test_a_forked_child_computes_beside_torch(which):
+    """Both use OpenMP, whose threads are not in the child."""
+    pytest.importorskip("torch")
+    result = support.python(IN_PARENT_AND_CHILD, *BESIDE_TORCH[which], OMP_NUM_THREADS="2")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["right"]
+
+
+# --- the end of a program, and of memory -------------------------------------------------------------
+
+DAEMONS = """
+import threading, time
+import numpy as np
+import tensorops as tp
+
+x = np.ones((8, 4096), np.float32)
+
+
+def compute():
+    while True:
+        tp.rms_norm(x)
+
+
+for _ in range(3):
+    threading.Thread(target=compute, daemon=True).start()
+time.sleep(0.3)
+"""
+
+
+def test_a_program_ends_while_daemon_threads_compute():
+    for _ in range(3):
+        result = support.python(DAEMONS)
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+FAILING_MALLOC = """
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+static atomic_long left = -1;
+extern void *__libc_malloc(size_t), *__libc_memalign(size_t, size_t);
+void fail_after(long count) { left = count; }
+static int fails(size_t size) {
+    return size >= 5000 && atomic_load(&left) >= 0 && (atomic_load(&left) == 0 || atomic_fetch_sub(&left, 1) <= 0);
+}
+void* malloc(size_t size) { return fails(size) ? 0 : __libc_malloc(size); }
+int posix_memalign(void** place, size_t alignment, size_t size) {
+    if (fails(size)) return ENOMEM;
+    return (*place = __libc_memalign(alignment, size)) ? 0 : ENOMEM;
+}
+"""
+LACKING = """
+import ctypes, sys
+import numpy as np
+import tensorops as tp
+from tensorops.benchmarks.workloads import workload
+
+fail_after = ctypes.CDLL(sys.argv[1]).fail_after
+fail_after.argtypes = [ctypes.c_long]
+made = workload(sys.argv[2], 512, 512, "float32")
+operator = getattr(tp, sys.argv[2])
+operator(*made.args, **made.options)
+told = 0
+for count in range(6):
+    tp.empty_cache()
+    fail_after(count)
+    try:
+        operator(*made.args, **made.options)
+    except MemoryError:
+        told += 1
+    fail_after(-1)
+print(told)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="needs a C compiler on Linux")
+@pytest.mark.parametrize("name", ["linear", "causal_conv1d", "linear_cross_entropy"])
+def test_memory_that_a_thread_lacks_is_a_memory_error(name, tmp_path):
+    (tmp_path / "failing.c").write_text(FAILING_MALLOC)
+    library = str(tmp_path / "failing.so")
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", library, str(tmp_path / "failing.c")]
+    subprocess.run(command, check=True)
+    result = support.python(LACKING, library, name, LD_PRELOAD=library, OMP_NUM_THREADS="2")
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 1
 
 
 # --- without a global lock ---------------------------------------------------------------------------
