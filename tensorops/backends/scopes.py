@@ -156,6 +156,10 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
 
         return steps
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._unused = ""  # it has an effect elsewhere
+        return _chosen, (name_of(self._settings), self._settings.providers)
+
     def __repr__(self) -> str:
         name = name_of(self._settings)
         return (
@@ -185,6 +189,11 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         else:
             current.set(before)
         _entered.set((*entered[:i], *later))
+
+
+def _chosen(name: str, providers: tuple[str, ...] | None) -> set_backend:
+    """Return the choice of another process, by its names; the backend must be available here as well."""
+    return set_backend(name, providers=providers)
 
 
 class _Bound(Generic[P, R]):

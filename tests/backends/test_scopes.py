@@ -458,6 +458,14 @@ def test_bound_settings_pickle_by_name(unavailable):
         assert auto() == "auto"
 
 
+@pytest.mark.parametrize("options", [{}, {"providers": ["generic"]}])
+def test_a_choice_pickles_by_name(options):
+    with pickle.loads(pickle.dumps(tp.set_backend("numpy", **options))):
+        assert tp.get_backend() == "numpy"
+        assert tp.rms_norm.explain(X).kernel == "generic"
+    assert tp.get_backend() == "auto"
+
+
 def test_tuned_values_pickle_with_bound_settings():
     support.require_provider("cpu")
     x, weight = np.ones((2, 4), np.float16), np.ones((3, 4), np.float16)
