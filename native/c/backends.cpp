@@ -49,13 +49,16 @@ std::size_t edit_distance(std::string_view from, std::string_view to) {
 
 // "there is no operator 'rmsnorm' (did you mean 'rms_norm'?); valid names: silu, rms_norm"
 Reason unknown(const char* kind, std::string_view name, const std::vector<std::string_view>& valid) {
+    constexpr std::size_t kBeginning = 4;  // letters: one name that begins with another is meant, whatever follows
     std::string_view nearest;
     std::size_t least = (name.size() + 2) / 3;  // a suggestion differs in less than a third of the letters
     std::string names;
     for (const std::string_view each : valid) {
         names.append(names.empty() ? "" : ", ").append(each);
-        const std::size_t distance = edit_distance(name, each);
-        if (distance < least) {
+        const std::size_t common = std::min(name.size(), each.size());
+        const bool begins = common >= kBeginning && name.substr(0, common) == each.substr(0, common);
+        const std::size_t distance = begins ? 0 : edit_distance(name, each);
+        if (distance < least || (begins && each.size() > nearest.size() && each.size() <= name.size())) {
             least = distance;
             nearest = each;
         }
@@ -189,10 +192,19 @@ class TensorCall : public Call {
         return unknown("parameter", name, names);
     }
 
+    // Notes that a parameter is given, which may be once.
+    Reason note(int place) {
+        const std::uint64_t bit = std::uint64_t{1} << place;
+        if (noted_ & bit) return "has the parameter " + op.parameters[static_cast<std::size_t>(place)].name + " twice";
+        noted_ |= bit;
+        return {};
+    }
+
     Reason read_argument(const TensoropsTensor& given, View& view) {
         if (!given.name) return "has an argument without a name";
         const int place = op.find(given.name);
         if (place < 0) return unknown_parameter(given.name);
+        if (Reason reason = note(place); !reason.empty()) return reason;
         if (!given.tensor) return {};
         if (Reason reason = view.read(*given.tensor, !describes_); !reason.empty())
             return std::string(given.name) + " " + reason;
@@ -204,6 +216,7 @@ class TensorCall : public Call {
         if (!option.name) return "has an option without a name";
         const int place = op.find(option.name);
         if (place < 0) return unknown_parameter(option.name);
+        if (Reason reason = note(place); !reason.empty()) return reason;
         Value& v = values[place];
         switch (option.kind) {
             case TENSOROPS_NUMBER:
@@ -215,6 +228,8 @@ class TensorCall : public Call {
                 v.as_integer = option.value.integer;
                 return {};
             case TENSOROPS_FLAG:
+                if (option.value.integer >> 1 != 0)
+                    return "has an option that is neither 0 nor 1: " + std::string(option.name);
                 v.kind = Value::flag;
                 v.as_flag = option.value.integer != 0;
                 return {};
@@ -254,6 +269,7 @@ class TensorCall : public Call {
 
     const TensoropsCall& given_;
     const bool describes_;
+    std::uint64_t noted_ = 0;
     Value values_[kMostParameters];
     View views_[kMostParameters], results_[kMostResults];
     DLTensor* tensors_[kMostResults] = {};

@@ -96,13 +96,18 @@ static void refusals(void) {
     require(call("copy", argument, 1, result, 1, NULL, 0) != 0 && says("no operator 'copy'"), "steps are private");
     const char* near[][2] = {{"SoftMax", "(did you mean 'softmax'?)"},
                              {"layernorm", "(did you mean 'layer_norm'?)"},
-                             {"rms_nrom_vjp", "(did you mean 'rms_norm_vjp'?)"}};
-    for (int i = 0; i < 3; ++i) {
+                             {"rms_nrom_vjp", "(did you mean 'rms_norm_vjp'?)"},
+                             {"cross_entropy_loss", "(did you mean 'cross_entropy'?)"},
+                             {"group_normalization", "(did you mean 'group_norm'?)"},
+                             {"scaled_dot_product", "(did you mean 'scaled_dot_product_attention'?)"}};
+    for (int i = 0; i < 6; ++i) {
         require(call(near[i][0], argument, 1, result, 1, NULL, 0) != 0 && says(near[i][1]),
                 "similar names are suggested");
         tensorops_set_error("");
         require(tensorops_signature(near[i][0]) == NULL && says(near[i][1]), "and where a signature is asked for");
     }
+    const TensoropsTensor both[] = {{"x", &t}, {"x", &t}};
+    require(call("softmax", both, 2, result, 1, NULL, 0) != 0 && says("has the parameter x twice"), "given once");
     const TensoropsTensor misnamed[] = {{"X", &t}}, misnamed_result[] = {{"out", &r}};
     require(call("softmax", misnamed, 1, result, 1, NULL, 0) != 0 &&
                 says("softmax: there is no parameter 'X' (did you mean 'x'?); valid names: x, axis, where, dtype"),

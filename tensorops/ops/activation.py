@@ -619,6 +619,8 @@ def softmax(
     A wider `dtype` gives what the Array API and torch get by converting `x` first. A narrower one does not: here, only
     the result is rounded, so that no large element overflows.
 
+    A slice with plus infinity, or with nothing but minus infinity, gives NaN, as the formula does.
+
     Examples
     --------
     >>> import numpy as np, tensorops
@@ -707,7 +709,7 @@ def logsumexp(
     -------
     array
         Library and device of `x`, and its dtype unless another is given; half types are computed in float32. An empty
-        sum gives minus infinity.
+        sum, or one of nothing but minus infinity, gives minus infinity, and one with plus infinity gives that.
 
     Raises
     ------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -220,7 +220,7 @@ def validate(
     call = back((args, kwargs))
     if not arrays_in(call):
         raise TypeError(f"validate: there is no array among the arguments for {name}, at least one is expected")
-    rows = [row for dtype in wanted for row in _validate_dtype(fn, call, chosen, dtype, reference, jit)]
+    rows = [row for dtype in wanted for row in _alike(_validate_dtype(fn, call, chosen, dtype, reference, jit))]
     return ValidationReport(name, described, tuple(rows))
 
 
@@ -284,8 +284,8 @@ def _validate_dtype(
     dtype: str,
     reference: Callable[..., Any] | None,
     jit: bool,
-) -> Iterator[ValidationRow]:
-    """Run every backend in one dtype, or in that of the inputs."""
+) -> Iterator[tuple[ValidationRow, Any]]:
+    """Run every backend in one dtype, or in that of the inputs; yield the results as well."""
     expectations: dict[tuple[str, ...], _Expected] = {}
     for backend in backends:
         given = _held(call, backend) if dtype == AS_GIVEN else _cast(call, dtype)
@@ -296,9 +296,28 @@ def _validate_dtype(
             row, result = _run(fn, given, backend, compiled)
             if row.status == "ran":
                 row = _judge(row, result, expectations[dtypes], given, backend, itself=reference is None)
-            yield row
+            yield row, result
             if row.status in ("refused", "unavailable"):
                 break
+
+
+def _alike(rows: Iterable[tuple[ValidationRow, Any]]) -> list[ValidationRow]:
+    """Return rows; those differ whose results are float64 where another backend has none for the same inputs.
+
+    NumPy's constants are float64 and promote arrays that are not, which other libraries do not.
+    """
+    every = [(row, _floating_dtypes(result)) for row, result in rows]
+    ran = [(row, dtypes) for row, dtypes in every if row.status == "ran" and dtypes and row.dtype != "-"]
+    narrower = {row.dtype: (dtypes[0], row.backend) for row, dtypes in ran if "float64" not in dtypes}
+
+    def checked(row: ValidationRow, dtypes: tuple[str, ...]) -> ValidationRow:
+        if row.status != "ran" or "float64" not in dtypes or row.dtype not in narrower:
+            return row
+        dtype, backend = narrower[row.dtype]
+        reason = f"the result is float64, but {dtype} on {backend}: make constants with dtype=x.dtype"
+        return replace(row, status="differs", reason=reason)
+
+    return [checked(row, dtypes) for row, dtypes in every]
 
 
 def _judge(

@@ -16,5 +16,6 @@ def softsign(x: ArrayInputT) -> ArrayInputT:
     """Softsign, a sigmoid with slow tails: x / (1 + |x|)."""
     xp = tensorops.get_namespace(x)
     (wide,) = widen(xp, x)  # half types compute in float32
-    result: ArrayInputT = narrow(xp, wide / (1.0 + xp.abs(wide)), x)
+    y = wide / (1.0 + xp.abs(wide))
+    result: ArrayInputT = narrow(xp, xp.where(xp.isinf(wide), xp.sign(wide), y), x)  # inf / inf is NaN
     return result
