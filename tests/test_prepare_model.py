@@ -847,7 +847,7 @@ def test_weights_become_blocks(quantize, least, most, dtype):
     assert row.operator == "quantized_linear"
     assert least < row.error < most
     names = {"bias", "weight_blocks"} if isinstance(quantize, str) else {"bias", "weight_blocks", "weight_scales"}
-    assert set(layer.state_dict()) - {"weight_biases"} == names
+    assert set(layer.state_dict()) - {"weight_biases"} == names | {"_extra_state"}
     bits = quantize if isinstance(quantize, int) else 8
     assert (f"format={quantize!r}" if isinstance(quantize, str) else f"bits={bits}") in repr(layer)
     eps = torch.finfo(own.weight.dtype).eps
@@ -888,14 +888,14 @@ def test_only_some_weights_become_blocks():
     model = nn.ModuleDict({"head": nn.Linear(64, 8), "body": nn.Linear(64, 8, bias=False), "odd": nn.Linear(33, 8)})
     report = prepare_model(model, quantize=8, skip="head")
     assert [(row.name, row.operator or row.reason) for row in report.modules] == [
-        ("body", "quantized_linear"), ("odd", "its 33 columns are no groups of 32"),
+        ("body", "quantized_linear"), ("odd", "its 33 columns cannot be divided into groups of 32"),
     ]  # fmt: skip
     rows = {name: prepare_model(model[name], quantize=of).modules[0].reason for name, of in (
         ("head", "q8_0_x32"), ("odd", "q8_0"),
     )}  # fmt: skip
     assert rows == {
         "head": "its 8 rows are no multiple of 32, which 'q8_0_x32' interleaves",
-        "odd": "its 33 columns are no groups of 32",
+        "odd": "its 33 columns cannot be divided into groups of 32",
     }
     assert prepare_model(nn.Linear(64, 8, device="meta"), quantize=8).modules[0].reason.startswith("weight is on")
     for wrong, error, match in (
@@ -979,6 +979,53 @@ def test_an_adapter_is_merged_into_quantized_weights():
     merged = adapted.merge_and_unload()
     assert (before - alone).abs().max() > 0.1
     torch.testing.assert_close(merged(x).detach(), before, rtol=0.01, atol=0.02)
+
+
+def test_a_state_loads_into_layers_of_its_format_only():
+    layers = {}
+    for name in ("q8_0", "q8_0_x32", 8):
+        layers[name] = torch.nn.Linear(64, 32)
+        prepare_model(layers[name], quantize=name)
+    state = layers["q8_0"].state_dict()
+    assert all(isinstance(x, torch.Tensor) for x in state.values() if x is not None)
+    with pytest.raises(
+        ValueError, match=r'the state has weights of \{"format": "q8_0"\}, and the layer of .*"q8_0_x32"'
+    ):
+        layers["q8_0_x32"].load_state_dict(state)
+    other = torch.nn.Linear(64, 32)
+    prepare_model(other, quantize="q8_0")
+    other.load_state_dict(state)
+    x = torch.randn(3, 64)
+    assert torch.equal(other(x), layers["q8_0"](x))
+
+
+def test_layers_that_are_trained_beside_frozen_ones_keep_their_weights():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    model[0].requires_grad_(False)
+    report = prepare_model(model, quantize=8)
+    assert [(m.operator, m.reason) for m in report.modules][1] == ("", "its weight is trained, and others are frozen")
+    assert report.modules[0].operator == "quantized_linear"
+    assert isinstance(model[1].weight, torch.nn.Parameter)
+
+
+def test_preparing_draws_no_random_numbers():
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj = torch.nn.Linear(8, 12), torch.nn.Linear(8, 12)
+            self.down_proj, self.act_fn = torch.nn.Linear(12, 8), torch.nn.SiLU()
+
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+    drawn = []
+    for prepares in (False, True):
+        torch.manual_seed(3)
+        model = Gated()
+        if prepares:
+            assert [m.operator for m in prepare_model(model).replaced] == ["swiglu"]
+        drawn.append(torch.rand(2))
+    assert torch.equal(*drawn)
 
 
 def test_a_weight_of_two_modules_stays_theirs():

@@ -117,6 +117,11 @@ def attention_interface(own: Callable[..., Any]) -> Callable[..., Any]:
     """Return an implementation of attention for transformers, from its implementation "sdpa"."""
 
     def tensorops_attention_forward(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+        if named.get("s_aux") is not None:  # which `own` ignores
+            raise ValueError(
+                f"the attention of tensorops takes no sinks (s_aux), which {type(module).__name__} passes: use the "
+                'implementation "eager", and tensorops.torch.prepare_model'
+            )
         compute = attend_in_graph if torch.compiler.is_compiling() else attend
         return compute(own, module, *args, **named)
 

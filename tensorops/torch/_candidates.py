@@ -240,7 +240,8 @@ def _gated_mlps(module: torch.nn.Module) -> list[Candidate]:
         return []
     stand_in, width, inner = bare(module), 16, 24
     for name, (columns, rows) in zip(MATRICES, ((width, inner), (width, inner), (inner, width)), strict=True):
-        stand_in._modules[name] = torch.nn.Linear(columns, rows, device="cpu", dtype=torch.float64)
+        # No numbers are drawn for it: a program's own generator stays as it is.
+        stand_in._modules[name] = torch.nn.utils.skip_init(torch.nn.Linear, columns, rows, dtype=torch.float64)
     return [Candidate("swiglu", _layers.gated_mlp, (), (_rows(width),), stand_in, MATRICES)]
 
 

@@ -116,7 +116,7 @@ def prepare_model(
         raise TypeError(f"prepare_model: backend is {shown(backend)}, but a torch.nn.Module stays on torch")
     chosen, skipped = _Names("only", only), _Names("skip", skip)
     preparation = _Preparation(model, chosen, check, measure)
-    how, tied = _options_of(quantize, precision), _tied(model)
+    how, kept = _options_of(quantize, precision), _trained(model) | _tied(model)
     report = PreparedReport()
     with contextlib.ExitStack() as on_error:
         on_error.callback(report.restore)
@@ -129,7 +129,7 @@ def prepare_model(
             if not (operators or reason) or skipped.fit(names) or (only is not None and not chosen.fit(names)):
                 continue
             if how is not None and quantizes:
-                report.modules.append(_quantize(name, module, how, tied.get(name, ""), report))
+                report.modules.append(_quantize(name, module, how, kept.get(name, ""), report))
             elif found:
                 report.modules.append(preparation.prepare(name, module, found, report))
             else:
@@ -152,18 +152,27 @@ def _options_of(quantize: int | str | dict[str, Any] | None, precision: str | No
     return {"options": options_of(quantize), "precision": precise}
 
 
-def _quantize(name: str, module: Any, how: dict[str, Any], tied: str, report: PreparedReport) -> PreparedModule:
+def _quantize(name: str, module: Any, how: dict[str, Any], kept: str, report: PreparedReport) -> PreparedModule:
     from tensorops.torch._candidates import unusable
     from tensorops.torch._quantized import quantize, refuse
 
     options = how["options"]
-    if reason := _taken(module) or unusable(module) or tied or refuse(module, options):
+    if reason := _taken(module) or unusable(module) or kept or refuse(module, options):
         return PreparedModule(name, "Linear", reason=reason)
     error, undo = quantize(module, **how)
     report._undo.append(undo)
     note = options.get("format") or f"{options['bits']} bits, {options['mode']}, groups of {options['group_size']}"
     note += "" if how["precision"] == "highest" else f", precision {how['precision']}"
     return PreparedModule(name, "Linear", "quantized_linear", note, error)
+
+
+def _trained(model: torch.nn.Module) -> dict[str, str]:
+    """Return why a module's weight stays a parameter, by its name: others are frozen, and it is an adapter, perhaps."""
+    if len({p.requires_grad for p in model.parameters()}) < 2:
+        return {}
+    reason = "its weight is trained, and others are frozen"
+    weights = {name: module._parameters.get("weight") for name, module in model.named_modules()}
+    return {name: reason for name, weight in weights.items() if weight is not None and weight.requires_grad}
 
 
 def _tied(model: torch.nn.Module) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -88,9 +89,9 @@ class QuantizedLinear(torch.nn.Linear):  # type: ignore[misc]
     """A linear layer whose weight is quantized; made of another by `tensorops.torch.prepare_model`.
 
     Its state has ``weight_blocks`` and, of affine groups, ``weight_scales`` and ``weight_biases``, the results of
-    `tensorops.quantize`, and no ``weight``. As an attribute, that is the matrix of rounded elements. What is written
-    into it, or assigned, is quantized at once. `options` are those of `tensorops.quantize`, whose
-    format may have interleaved blocks as well; `precision` is that of `tensorops.quantized_linear`.
+    `tensorops.quantize`, how these are stored, and no ``weight``. As an attribute, that is the matrix of rounded
+    elements. What is written into it, or assigned, is quantized at once. `options` are those of `tensorops.quantize`,
+    whose format may have interleaved blocks as well; `precision` is that of `tensorops.quantized_linear`.
     """
 
     options: dict[str, Any]
@@ -144,6 +145,17 @@ class QuantizedLinear(torch.nn.Linear):  # type: ignore[misc]
         y = tp.quantized_linear(x, *self._blocks(), **options, precision=self.precision)
         return y if bias is None else y + bias
 
+    def get_extra_state(self) -> torch.Tensor:
+        """Return how the blocks are stored, as bytes: programs that write a state to a file expect tensors."""
+        return torch.tensor(list(json.dumps(self.options, sort_keys=True).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Refuse the state of a layer whose blocks are stored otherwise."""
+        stored = bytes(state.tolist()).decode()
+        own = json.dumps(self.options, sort_keys=True)
+        if stored != own:
+            raise ValueError(f"QuantizedLinear: the state has weights of {stored}, and the layer of {own}")
+
     def extra_repr(self) -> str:
         """Return what `print` shows of the layer."""
         options = self.options if self.precision == "highest" else self.options | {"precision": self.precision}
@@ -179,7 +191,7 @@ def refuse(module: torch.nn.Linear, options: dict[str, Any]) -> str:
     of = formats.get(options["format"]) if "format" in options else None
     group = options["group_size"] if of is None else of.elements
     if module.in_features % group or not module.weight.numel():
-        return f"its {module.in_features} columns are no groups of {group}"
+        return f"its {module.in_features} columns cannot be divided into groups of {group}"
     if not module.weight.is_floating_point():
         return f"weight has dtype {module.weight.dtype}"
     if not isinstance(of, formats.Interleaved):

@@ -7,7 +7,8 @@ def register_attention(name: str = "tensorops") -> None:
     """Add our attention to those that models of transformers can be told to use.
 
     It computes what transformers' own implementation ``"sdpa"`` does, with the same masks: where that is faster, by
-    `tensorops.scaled_dot_product_attention`, and by that implementation elsewhere.
+    `tensorops.scaled_dot_product_attention`, and by that implementation elsewhere. Attention with sinks, which that
+    ignores, is a `ValueError`.
 
     Parameters
     ----------

@@ -81,7 +81,8 @@ class PreparedReport(Displayed):
             lines.setdefault((anywhere, module.kind, module.operator, module.reason), []).append(module)
         timed = any(module.before is not None for module in self.modules)
         head = ("module", "", "class", "operator", "error", *(("before", "after") if timed else ()), "note")
-        rows = tuple(_cells(names, modules, timed) for names, modules in lines.items())
+        named = [(ms[0].name if len(ms) == 1 else names[0], *names[1:]) for names, ms in lines.items()]
+        rows = tuple(_cells(names, ms, timed) for names, ms in zip(named, lines.values(), strict=True))
         title = f"{len(self.replaced)} of {len(self.modules)} modules are computed by operators"
         return Table(title, head, rows)
 

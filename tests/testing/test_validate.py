@@ -362,6 +362,27 @@ def test_a_refused_or_unavailable_backend_is_not_tried_under_jit():
     assert len(validate(tp.relu, X, backends=["jax"], dtypes=["float64"]).rows) == 1
 
 
+def test_a_constant_of_numpy_that_widens_results_differs():
+    pytest.importorskip("array_api_strict")
+    constant = np.linspace(0.0, 1.0, 4)
+
+    def scaled(x):
+        xp = tp.get_namespace(x)
+        return x * xp.asarray(constant)
+
+    def scaled_alike(x):
+        xp = tp.get_namespace(x)
+        return x * xp.asarray(constant, dtype=x.dtype, device=tp.device(x))
+
+    support.require("jax")
+    x = np.ones((2, 4), np.float32)
+    rows = {row.backend: row for row in tp.validate(scaled, x, backends=["numpy", "jax"], jit=False).rows}
+    assert rows["numpy"].status == "differs"
+    assert rows["numpy"].reason == "the result is float64, but float32 on jax: make constants with dtype=x.dtype"
+    assert rows["jax"].status == "ran"
+    assert tp.validate(scaled_alike, x, backends=["numpy", "jax", "array_api_strict"]).ok
+
+
 def test_a_reason_fits_a_line():
     def fails(x):
         raise ValueError("a text\nof lines " + "x" * 500)
