@@ -32,11 +32,14 @@ def family(name: str) -> list[str]:
     return [op.__name__ for op in OPERATORS.values() if op.__module__ == f"tensorops.ops.{name}"]
 
 
+FOR_TESTS = {backend.library.name for backend in BACKENDS.values() if backend.for_tests}
+
+
 def implementations(operators: list[str]) -> list[str]:
     """Return ``"library/provider"`` for every kernel of the operators, and ``"library/generic"``."""
     names = []
     for row in LIBRARIES.values():
-        if row.missing or row.lazy or row.extra == "test":
+        if row.missing or row.lazy or row.name in FOR_TESTS:
             continue
         providers = [p for p in serving_library(row.name) if any(p in OPERATORS[name].kernels for name in operators)]
         names += [f"{row.name}/{provider}" for provider in (*providers, GENERIC)]
@@ -48,7 +51,7 @@ def computing_backends() -> dict[str, str]:
     found: dict[str, str] = {}
     for backend in sorted(BACKENDS.values(), key=lambda backend: bool(backend.needs)):  # first those for any machine
         row = backend.library
-        if not (backend.missing or row.missing or row.lazy or row.extra == "test"):
+        if not (backend.missing or row.missing or row.lazy or backend.for_tests):
             found.setdefault(row.name, backend.name)
     return found
 

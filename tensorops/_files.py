@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import os
-    from io import BufferedReader
     from pathlib import Path
 
 
@@ -25,40 +23,8 @@ def cache_folder() -> Path:
     return Path(base, "tensorops")
 
 
-class NotRegularError(OSError):
-    """A path leads to something else than a regular file."""
-
-
-def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file for reading bytes; a pipe without a writer does not make it wait.
-
-    Raises
-    ------
-    NotRegularError
-        If the path leads to a folder, a pipe, a device or the like.
-    OSError
-        If there is no file, or it cannot be opened.
-    """
-    import errno
-    import os
-    import stat
-
-    def without_waiting(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-
-    irregular = NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
-    try:
-        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - the caller closes it
-    except IsADirectoryError:
-        raise irregular from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise irregular
-    return file
-
-
-def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Return the content of a regular file.
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file; a pipe without a writer does not make it wait.
 
     Raises
     ------
@@ -67,12 +33,19 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """
     import errno
     import os
+    import stat
 
-    with open_regular(path) as file:
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with open(path, "rb", opener=without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         # `read` reserves as many bytes as it is asked for, and a file may grow after its size was asked.
-        content = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
+        content = file.read(min(status.st_size, limit) + 1)
     if len(content) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fspath(path))
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
     return content
 
 

@@ -188,8 +188,12 @@ def test_reset_alone_writes_an_empty_configuration(file):
 def test_a_folder_that_cannot_be_written_leaves_the_old_file(file, monkeypatch):
     write(file, EVERYTHING)
 
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied", str(file.parent))
+    opened = os.open
+
+    def refuse(path, flags, *rest, **options):
+        if flags & os.O_CREAT:
+            raise PermissionError(13, "Permission denied", str(file.parent))
+        return opened(path, flags, *rest, **options)
 
     monkeypatch.setattr("os.open", refuse)  # root may write anywhere
     result = config("--no-force")

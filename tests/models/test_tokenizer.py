@@ -467,10 +467,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "tokenizer_config.json").mkdir()
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: not a regular file"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: file: not a regular file"):
         Tokenizer.from_folder(tmp_path)
     monkeypatch.setattr("tensorops.models.tokenizers.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
-    with pytest.raises(ValueError, match=r"tokenizer\.json: larger than 10 bytes"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: file: larger than 10 bytes"):
         Tokenizer.from_folder(tmp_path)
 
 

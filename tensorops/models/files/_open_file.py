@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import weakref
 from contextlib import contextmanager
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tensorops._files import NotRegularError, open_regular
 from tensorops.models._errors import GGUFError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import BufferedReader
 
-__all__ = ["OpenFile", "watch_reads"]
+__all__ = ["OpenFile", "read_whole", "watch_reads"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -66,10 +67,7 @@ class OpenFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = str(Path(path))
-        try:
-            self._file = open_regular(path)
-        except NotRegularError as error:
-            raise GGUFError(self.path, "file", str(error.strerror)) from None
+        self._file = _open_regular(path)
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
@@ -102,3 +100,31 @@ class OpenFile:
         if missing:
             problem = f"the file became shorter after it was opened: {missing} bytes are missing"
             raise GGUFError(self.path, field, problem)
+
+
+def read_whole(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return the content of a regular file; a GGUFError says that it is none, or has more than `limit` bytes."""
+    with _open_regular(path) as file:
+        # `read` reserves as many bytes as it is asked for, and a file may grow after its size was asked.
+        content = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
+    if len(content) > limit:
+        raise GGUFError(str(path), "file", f"larger than {limit} bytes")
+    return content
+
+
+def _open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a file that is neither a folder nor a pipe or a device."""
+    irregular = GGUFError(str(Path(path)), "file", "not a regular file")
+    try:
+        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
+    except IsADirectoryError:
+        raise irregular from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise irregular
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; unlike plain `open`, do not hang on a pipe without a writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

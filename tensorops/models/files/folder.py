@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
-from tensorops._files import read_regular
 from tensorops.models import architectures
 from tensorops.models._errors import GGUFError, missing
 
+from ._open_file import read_whole
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
 from .gguf_types import TensorType
@@ -446,7 +446,9 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor | Raw]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_regular(path, LARGEST_JSON))
+        content = json.loads(read_whole(path, LARGEST_JSON))
+    except GGUFError:
+        raise
     except (ValueError, RecursionError) as error:
         raise GGUFError(str(path), "file", f"not valid JSON: {error}") from None
     except OSError as error:

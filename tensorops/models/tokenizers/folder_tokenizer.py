@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorops._files import read_regular
 from tensorops.models._errors import missing
+from tensorops.models.files._open_file import read_whole
 from tensorops.models.files.gguf_types import TokenType
 
 from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, TokenizerParts, Vocabulary, end_tokens
@@ -46,7 +46,7 @@ class _Folder:
 
     def text(self, name: str, limit: int) -> str:
         try:
-            return read_regular(self.path / name, limit).decode()
+            return read_whole(self.path / name, limit).decode()
         except UnicodeDecodeError as error:
             raise self.error(name, "not UTF-8") from error
         except FileNotFoundError:
