@@ -66,11 +66,11 @@ def write(network: LanguageModel, texts: list[Text], name: str, max_batch: int, 
 
 
 def _answer(text: Text, tokenizer: Tokenizer, stops: tuple[str, ...]) -> dict[str, Any]:
-    from tensorops.models.stopping import until
+    from tensorops.models.stopping import stop_finder
 
     if text.error:
         return {"prompt": text.prompt, "error": text.error}
-    whole = tokenizer.decode(text.added)
-    shown = "".join(until([whole], stops)) if stops else whole
-    reason = "stop" if len(text.added) < text.most or shown != whole else "length"
+    shown = tokenizer.decode(text.added, stop=stops)
+    is_stopped = any(map(stop_finder(tokenizer.bytes_of, stops), text.added))
+    reason = "stop" if len(text.added) < text.most or is_stopped else "length"
     return {"prompt": text.prompt, "text": shown, "tokens": len(text.added), "finish_reason": reason}

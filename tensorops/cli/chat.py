@@ -157,14 +157,12 @@ class Conversation:
     def _pieces(
         self, ids: list[int], watch: _model.Stopwatch, is_stopped: Callable[[], bool], bar: ReadingBar
     ) -> Iterator[str]:
-        from tensorops.models.stopping import until
-
         def stop_reading(done: int, total: int) -> None:
             bar(done, total)
             if is_stopped():
                 raise RefusalError("stopped before the message was read")
 
-        tokenizer, stops = self.network.tokenizer, self.options["stop"]
+        tokenizer = self.network.tokenizer
         assert tokenizer is not None
         room = self.network.context_length - len(ids)
         most = room if self.max_new_tokens is None else min(room, self.max_new_tokens)
@@ -172,8 +170,7 @@ class Conversation:
             ids, max_new_tokens=most, prompt_cache=self.kept, on_read=stop_reading, **self.options
         )
         heard = itertools.takewhile(lambda _: not is_stopped(), watch.watch(tokens))
-        pieces = tokenizer.stream(heard)
-        return until(pieces, stops) if stops else pieces
+        return tokenizer.stream(heard, stop=self.options["stop"])
 
 
 def obey_or_answer(conversation: Conversation, line: str) -> bool:

@@ -195,7 +195,7 @@ class _Writer:
 
     def write(self, kept: PromptCache, number: int) -> None:
         """Write a continuation as it becomes known, with the seed that is this number after the first one."""
-        from tensorops.models.stopping import until
+        from tensorops.models.stopping import stop_finder
 
         network, ids, stops = self.network, self.text.ids, self.options["stop"]
         assert network.tokenizer is not None  # files without one are refused when they are read
@@ -213,14 +213,13 @@ class _Writer:
 
         with ReadingBar() as bar:
             tokens = network.generate_ids(ids, prompt_cache=kept, on_read=note_read, **{**self.options, "seed": seed})
-            pieces = network.tokenizer.stream(_noted(watch.watch(tokens), added))
-            for piece in until(pieces, stops) if stops else pieces:
+            for piece in network.tokenizer.stream(_noted(watch.watch(tokens), added), stop=stops):
                 written.append(piece)
                 if streams:
                     write(piece)
         if streams:
             click.echo()
-        is_stopped = any(stop in network.tokenizer.decode(added) for stop in stops)
+        is_stopped = any(map(stop_finder(network.tokenizer.bytes_of, stops), added))
         reason = "stop" if is_stopped or len(added) < self.text.most else "length"
         answer = {"prompt": self.text.prompt, "text": "".join(written), "ids": added, "tokens": len(added)}
         answer |= {"finish_reason": reason, "seed": seed, "timings": _timings(watch, len(ids), kept.reused)}

@@ -25,7 +25,7 @@ from .penalties import NONE, Penalties, seen_tokens
 from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
-from .stopping import stop_texts, tokens_until, until
+from .stopping import stop_texts, tokens_until
 from .weights import arrange
 
 if TYPE_CHECKING:
@@ -452,9 +452,7 @@ class LanguageModel:
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: use generate_ids")
         ids = self.tokenizer.encode_prompt(prompt, chat=chat)
-        stops = stop_texts(options.get("stop"))
-        text = self.tokenizer.stream(self.generate_ids(ids, **options))
-        return until(text, stops) if stops else text
+        return self.tokenizer.stream(self.generate_ids(ids, **options), stop=options.get("stop"))
 
     def generate_ids(
         self,
@@ -491,7 +489,8 @@ class LanguageModel:
             that are positive are divided by `repeat_penalty`, the others multiplied; `presence_penalty` is then
             subtracted once. 1 and 0 change nothing.
         stop : str or sequence of str, optional
-            Texts that end the result: the token that completes one is the last. `generate` leaves the text out.
+            Texts that end the result: the token that completes one is the last. `generate` leaves the text out. They
+            may have control tokens in them, such as ``<|im_start|>``.
         prompt_cache : PromptCache, optional
             From `new_prompt_cache`. Tokens that `ids` and the text in it begin with are not read again; it then has
             this text.

@@ -126,6 +126,7 @@ def test_penalties_are_llama_cpps() -> None:
         ({"repeat_penalty": float("inf")}, "repeat_penalty is inf"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan, expected a finite number"),
         ({"stop": ["a", ""]}, "stop has an empty text"),
+        ({"stop": "a\udc80"}, r"stop has a lone surrogate, U\+DC80, at 1: it is no character"),
     ],
 )
 def test_options_without_a_meaning_are_refused_at_once(
@@ -143,25 +144,60 @@ LETTERS = strategies.text("ab\u00e9", max_size=12)
 @given(LETTERS, strategies.lists(strategies.integers(0, 12)), strategies.lists(LETTERS.filter(bool), min_size=1))
 def test_a_text_ends_before_the_stop_that_is_complete_first(text: str, cuts: list[int], stops: list[str]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
+    pieces = [(text[a:b].encode(), True) for a, b in itertools.pairwise(edges)]
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
     longest = max((len(stop) for stop in stops if ends and text[: ends[0]].endswith(stop)), default=0)
-    assert "".join(until(pieces, stops)) == (text[: ends[0] - longest] if ends else text)
+    assert b"".join(until(pieces, stops)).decode() == (text[: ends[0] - longest] if ends else text)
+
+
+def written(tokens: list[str]) -> str:
+    return "".join(tokens)
+
+
+def shown(tokens: list[str]) -> str:
+    return "".join(token for token in tokens if not token.startswith("<"))
+
+
+@given(
+    strategies.lists(strategies.sampled_from(["a", "b", "<a>", "<b>"]), max_size=10),
+    strategies.lists(strategies.sampled_from(["a", "ab", "ba", "aa", "<a>", "a<b>", "<a>b", "<b><b>"]), min_size=1),
+)
+def test_control_tokens_may_be_in_a_stop_and_are_not_shown(tokens: list[str], stops: list[str]) -> None:
+    lengths = range(1, len(tokens) + 1)
+    count = next((n for n in lengths if any(s in f(tokens[:n]) for s in stops for f in (written, shown))), None)
+    expected = shown(tokens)
+    if count is not None:
+        text, kept = tokens[:count], []
+        for stop in stops:
+            if stop in shown(text):
+                kept.append(len(shown(text)) - len(stop))
+            if stop in written(text):
+                start = written(text).index(stop)
+                kept.append(next(len(shown(text[:n])) for n in range(count) if len(written(text[: n + 1])) > start))
+        expected = shown(text)[: min(kept)]
+    pieces = [(token.encode(), not token.startswith("<")) for token in tokens]
+    assert b"".join(until(pieces, stops)).decode() == expected
+    bytes_of = lambda i, *, skip_special: (shown([tokens[i]]) if skip_special else tokens[i]).encode()  # noqa: E731
+    assert list(tokens_until(range(len(tokens)), bytes_of, stops)) == list(range(count or len(tokens)))
 
 
 def test_what_cannot_be_the_beginning_of_a_stop_is_not_held_back() -> None:
-    pieces = iter(["one \n", "two", "\n\n", "three"])
+    pieces = iter([(b"one \n", True), (b"two", True), (b"<x>", False), (b"\n\n", True), (b"three", True)])
     found = until(pieces, ["\n\n"])
-    assert (next(found), next(found)) == ("one ", "\ntwo")
+    assert (next(found), next(found)) == (b"one ", b"\ntwo")
     assert list(found) == []
-    assert next(pieces) == "three"  # which was not asked for
+    assert next(pieces) == (b"three", True)  # which was not asked for
 
 
 def test_tokens_end_with_the_one_that_completes_a_text() -> None:
     parts = [b"a", b"\xc3", b"\xa9b", b"c", b"d"]  # a character in two tokens
-    assert list(tokens_until(range(5), parts.__getitem__, ["\u00e9"])) == [0, 1, 2]
-    assert list(tokens_until(range(5), parts.__getitem__, ["x", "bc"])) == [0, 1, 2, 3]
-    assert list(tokens_until(range(5), parts.__getitem__, ["x"])) == [0, 1, 2, 3, 4]
+
+    def bytes_of(token: int, *, skip_special: bool) -> bytes:
+        return parts[token]
+
+    assert list(tokens_until(range(5), bytes_of, ["\u00e9"])) == [0, 1, 2]
+    assert list(tokens_until(range(5), bytes_of, ["x", "bc"])) == [0, 1, 2, 3]
+    assert list(tokens_until(range(5), bytes_of, ["x"])) == [0, 1, 2, 3, 4]
     assert (stop_texts(None), stop_texts("a"), stop_texts(["a", "b"])) == ((), ("a",), ("a", "b"))
 
 

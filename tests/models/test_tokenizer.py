@@ -182,10 +182,34 @@ def test_stream_ends_with_what_was_left_open(tokenizer: Tokenizer) -> None:
     assert list(tokenizer.stream([*euro[:2], *tokenizer.encode("x")])) == ["\ufffdx"]
 
 
-def test_decode_refuses_unknown_ids(tokenizer: Tokenizer) -> None:
-    for wrong in (-1, len(tokenizer)):
-        with pytest.raises(ValueError, match=rf"token id {wrong} is outside the vocabulary of 269 tokens"):
-            tokenizer.decode([wrong])
+def test_ids_that_no_token_has_have_no_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    hello = TOKENS.index("hello")
+    ids = [hello, len(tokenizer), 151_935, hello]
+    for each in (tokenizer, Tokenizer.from_folder(write_folder(tmp_path))):
+        assert each.decode(ids) == each.decode(ids, skip_special=False) == each.decode(ids, stop="x") == "hellohello"
+        with pytest.raises(ValueError, match="token id -1 is negative"):
+            each.decode([-1])
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(ids) == "hellohello"
+
+
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pieces = Tokenizer(open_gguf(sentencepiece(tmp_path)[0]))
+    for each in (tokenizer, pieces, Tokenizer.from_folder(write_folder(tmp_path))):
+        with pytest.raises(ValueError, match=r"^text has a lone surrogate, U\+D800, at 2: it is no character$"):
+            each.encode("a \ud800b")
+        with pytest.raises(ValueError, match=r"^stop has a lone surrogate, U\+DFFF, at 0"):
+            each.decode([5], stop=["x", "\udfff"])
+    with pytest.raises(ValueError, match=r"^text has a lone surrogate, U\+DC80, at "):
+        tokenizer.encode_prompt("\udc80", chat=True)
+
+
+def test_a_text_ends_before_a_control_token_in_stop(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("hello<|im_start|> world", add_special=False)
+    for stop in ("<|im_start|>", ["x", "lo<|im_start|> w"]):
+        expected = "hello" if isinstance(stop, str) else "hel"
+        assert tokenizer.decode(ids, stop=stop) == tokenizer.decode(ids, stop=stop, skip_special=False) == expected
+    assert tokenizer.decode(ids, stop="lo w") == "hel"
+    assert tokenizer.decode(ids, stop="<|im_end|>") == "hello world"
 
 
 def test_user_defined_tokens_are_found_and_shown(tmp_path: Path) -> None:
@@ -374,6 +398,77 @@ def test_a_folder_is_like_the_same_gguf_file(tmp_path: Path, tokenizer: Tokenize
     check()
 
 
+def added_token(content: str, **flags: Any) -> dict[str, Any]:
+    usual = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    return {"content": content, "special": True} | usual | flags
+
+
+# Two that follow tokenizer.json's, in any order, one of them for text; one that is in its vocabulary; one that it has.
+ADDED = {
+    "270": added_token("<tool>", special=False, lstrip=True),
+    "269": added_token("<think>"),
+    str(TOKENS.index("hello")): added_token("hello", special=False),
+    "1": added_token("<|im_start|>"),
+}
+
+
+def test_tokens_that_only_the_configuration_has(tmp_path: Path) -> None:
+    config = CONFIG | {"bos_token": "<|im_start|>", "added_tokens_decoder": ADDED, "pad_token": "<think>"}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer_config=config))
+    text = "hello<think>  <tool>world<|im_start|>hell<tool"
+    ids = tokenizer.encode(text, add_special=False)
+    assert ids[:3] == [TOKENS.index("hello"), 269, 270]
+    assert tokenizer.decode(ids, skip_special=False).replace("  ", "") == text.replace("  ", "")
+    assert tokenizer.decode([269, 270]) == "<tool>"
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    @given(st.lists(st.sampled_from(["<think>", "<tool>", "hello", " ", "hel", "<|im_start|>", "é", "a"])))
+    def check(parts: list[str]) -> None:
+        ids = tokenizer.encode("".join(parts), add_special=False)
+        assert ids == theirs.encode("".join(parts), add_special_tokens=False)
+        for skip in (True, False):
+            expected = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            assert tokenizer.decode(ids, skip_special=skip) == expected
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({"config": {"eos_token_id": 5}}, {0, 2, 5}),
+        ({"config": {"eos_token_id": [5, 7]}}, {0, 2, 5, 7}),
+        ({"config": {"text_config": {"eos_token_id": [5]}}}, {0, 2, 5}),
+        ({"config": {"eos_token_id": 7, "text_config": {"eos_token_id": [5]}}}, {0, 2, 7}),
+        ({"config": {"eos_token_id": 5}, "generation_config": {"eos_token_id": 7}}, {0, 2, 7}),
+        ({"config": {"eos_token_id": 5}, "generation_config": {}}, {0, 2}),
+        ({"config": {"eos_token_id": None}}, {0, 2}),
+    ],
+)
+def test_ends_of_the_network_count_without_a_generation_config(tmp_path: Path, files: Any, ends: set[int]) -> None:
+    assert Tokenizer.from_folder(write_folder(tmp_path, **files)).end_ids == ends
+
+
+NAMED = "{{ pad_token }}|{{ unk_token }}|{{ sep_token is defined }}{{ bos_token is defined }}|{{ eos_token }}"
+
+
+def test_templates_see_the_special_tokens_that_there_are(tmp_path: Path) -> None:
+    config = {"pad_token": "[PAD]", "unk_token": added_token("<|im_end|>"), "eos_token": "<|im_end|>"}
+    config["unk_token"]["__type"] = "AddedToken"
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer_config=config | {"chat_template": NAMED}))
+    assert tokenizer.apply_chat_template(HELLO) == "[PAD]|<|im_end|>|FalseFalse|<|im_end|>"
+    changes = {"padding": 3, "unknown": 2, "bos": None, "mask": 2**32 - 1}
+    named = build(tmp_path, **{f"ggml__{name}_token_id": i for name, i in changes.items()}, chat_template=NAMED)
+    assert named.apply_chat_template(HELLO) == f"{TOKENS[3]}|<|im_end|>|FalseFalse|<|im_end|>"
+    assert "mask_token" not in named._parts.special
+    with pytest.raises(ValueError, match=r"UndefinedError: 'sep_token' is undefined"):
+        named.apply_chat_template(HELLO, template="{{ sep_token + 'a' }}")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.apply_chat_template(HELLO) == theirs.apply_chat_template(HELLO, tokenize=False)
+
+
 @pytest.mark.parametrize("prepend", ["first", "never"])
 def test_a_folder_of_sentencepiece(tmp_path: Path, prepend: str) -> None:
     ids = {token: i for i, token in enumerate(["<s>", "▁", "a", "é", "▁a", *(f"<0x{b:02X}>" for b in range(256))])}
@@ -447,6 +542,23 @@ def test_templates_of_a_folder(tmp_path: Path) -> None:
         ({"tokenizer_config": CONFIG | {"chat_template": 1}}, r"tokenizer_config\.json: chat_template: not a string"),
         ({"generation_config": {"eos_token_id": [269]}}, r"generation_config\.json: eos_token_id: 269 is not an"),
         ({"generation_config": {"eos_token_id": "2"}}, r"generation_config\.json: eos_token_id: '2' is not an"),
+        ({"config": {"eos_token_id": -1}}, r"[/\\]config\.json: eos_token_id: -1 is not an"),
+        ({"tokenizer_config": CONFIG | {"pad_token": 3}}, r"tokenizer_config\.json: pad_token: 3 is not among"),
+        ({"tokenizer_config": {"added_tokens_decoder": [1]}}, r"added_tokens_decoder: not a JSON object"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "a"}}}}, r"added_tokens_decoder\.x: not a"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"300": {}}}}, r"added_tokens_decoder\.300: not a token"),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"300": {"content": "<new>"}}}},
+            r"tokenizer_config\.json: added_tokens_decoder: '<new>' has the id 300, but follows ",
+        ),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"269": {"content": "<new>", "lstrip": "no"}}}},
+            r"tokenizer_config\.json: added_tokens_decoder\.269: ",
+        ),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"269": {"content": "\ud800"}}}},
+            r"tokenizer_config\.json: added_tokens_decoder\.269: ",
+        ),
     ],
 )
 def test_a_wrong_file_of_a_folder_is_named(tmp_path: Path, files: Any, message: str) -> None:

@@ -15,10 +15,10 @@ from tensorops.models._errors import missing
 from tensorops.models.files._open_file import read_whole
 from tensorops.models.files.gguf_types import TokenType
 
-from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, TokenizerParts, Vocabulary, end_tokens
+from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, SPECIAL_NAMES, TokenizerParts, Vocabulary, end_tokens
 
 try:
-    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import AddedToken, Tokenizer as FastTokenizer
 except ImportError as error:
     raise missing("tokenizers") from error
 
@@ -33,6 +33,8 @@ MAX_CONFIG_BYTES = 1 << 24
 MAX_UNUSED_IDS = 1 << 16
 MOST_GROWTH = 1 << 10
 FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+ADDED = "added_tokens_decoder"
 
 
 class _Folder:
@@ -54,6 +56,9 @@ class _Folder:
         except OSError as error:
             raise self.error(name, str(error.strerror)) from error
 
+    def has(self, name: str) -> bool:
+        return (self.path / name).exists()
+
     def config(self, name: str) -> dict[str, Any]:
         """Return the object in a JSON file, empty if there is no such file."""
         try:
@@ -71,9 +76,9 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
     """Return the parts of the tokenizer in a folder; ValueError names file and field."""
     folder = _Folder(path)
     fast = _fast_tokenizer(folder)
+    config = folder.config(CONFIG_FILE)
+    _add_tokens(folder, fast, config)
     vocabulary, space_before = _vocabulary(folder, fast)
-    config = folder.config("tokenizer_config.json")
-    generation = folder.config("generation_config.json")
     special = _Special(folder, vocabulary, config)
     bos, eos = special.token("bos_token"), special.token("eos_token")
     # The configuration may overrule what the tokenizer itself adds.
@@ -88,9 +93,8 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
         after=after,
         bos_id=bos,
         eos_id=eos,
-        end_ids=end_tokens(
-            vocabulary.tokens, vocabulary.kinds, (eos, *_generation_ends(folder, generation, len(vocabulary.tokens)))
-        ),
+        special=special.texts(),
+        end_ids=end_tokens(vocabulary.tokens, vocabulary.kinds, (eos, *_ends(folder, len(vocabulary.tokens)))),
         space_before=space_before,
         template=template,
         template_error=lambda problem: folder.error(template_file, f"chat_template: {problem}"),
@@ -112,6 +116,40 @@ def _fast_tokenizer(folder: _Folder) -> Any:
     with _panics_told(folder):
         fast.encode("a b", add_special_tokens=True)
     return fast
+
+
+def _add_tokens(folder: _Folder, fast: Any, config: dict[str, Any]) -> None:
+    """Add the tokens that only the configuration has, in the order of their ids, as transformers does."""
+    decoder = config.get(ADDED) or {}
+    if not isinstance(decoder, dict):
+        raise folder.error(CONFIG_FILE, f"{ADDED}: not a JSON object")
+    known = {token.content for token in fast.get_added_tokens_decoder().values()}
+    added = {}
+    for key, value in decoder.items():
+        token = _added_token(folder, key, value)
+        if token.content not in known:
+            added[int(key)] = token
+    if not added:
+        return
+    with _panics_told(folder):
+        fast.add_tokens([added[i] for i in sorted(added)])
+    for i, token in added.items():
+        if (its := fast.token_to_id(token.content)) != i:
+            problem = f"{ADDED}: {token.content!r:.80} has the id {i}, but follows {FILE} with {its}"
+            raise folder.error(CONFIG_FILE, problem)
+
+
+def _added_token(folder: _Folder, key: str, value: Any) -> Any:
+    """Return a token as `added_tokens_decoder` describes it."""
+    flags = dict(value) if isinstance(value, dict) else {}
+    content = flags.pop("content", None)
+    flags.pop("__type", None)
+    if not (key.isascii() and key.isdigit() and len(key) < 10 and isinstance(content, str) and content):
+        raise folder.error(CONFIG_FILE, f"{ADDED}.{key:.40}: not a token with an id and a content")
+    try:
+        return AddedToken(content, **flags)
+    except (TypeError, ValueError) as error:
+        raise folder.error(CONFIG_FILE, f"{ADDED}.{key}: {error}") from error
 
 
 def _encoding(folder: _Folder, fast: Any) -> Callable[[str], list[int]]:
@@ -182,7 +220,7 @@ def _vocabulary(folder: _Folder, fast: Any) -> tuple[Vocabulary, bool]:
     ids = fast.get_vocab(with_added_tokens=True)
     count = max(ids.values(), default=-1) + 1
     if count > len(ids) + MAX_UNUSED_IDS:
-        raise folder.error("tokenizer.json", f"model.vocab: the id {count - 1} is too large for {len(ids)} tokens")
+        raise folder.error(FILE, f"model.vocab: the id {count - 1} is too large for {len(ids)} tokens")
     tokens, kinds = [""] * count, [int(TokenType.NORMAL)] * count
     for token, i in ids.items():
         tokens[i] = token
@@ -205,7 +243,7 @@ def _decoding(folder: _Folder, fast: Any) -> tuple[bool, bool, bool]:
         metaspace and metaspace["replacement"] == SPACE
     )
     if not spaces or steps.keys() - {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
-        raise folder.error("tokenizer.json", f"decoder: {state!r:.80} is not supported, only those of bytes and of ▁")
+        raise folder.error(FILE, f"decoder: {state!r:.80} is not supported, only those of bytes and of ▁")
     stripped = steps.get("Strip", {}).get("start") == 1
     prepended = metaspace is not None and metaspace["prepend_scheme"] != "never"
     return False, "ByteFallback" in steps, stripped or prepended
@@ -230,33 +268,54 @@ class _Special:
         self.ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
 
     def token(self, key: str) -> int | None:
-        name, config = ("tokenizer_config", self.config) if key in self.config else ("special_tokens_map", self.map)
+        text, name = self._text(key)
+        if text is None:
+            return None
+        if text not in self.ids:
+            raise self.folder.error(name, f"{key}: {text!r:.80} is not among the tokens")
+        return self.ids[text]
+
+    def texts(self) -> dict[str, str]:
+        """Return the tokens that templates may use, by name; those that no text begins or ends with need no id."""
+        texts = {key: self._text(key)[0] for key in SPECIAL_NAMES}
+        return {key: text for key, text in texts.items() if text is not None}
+
+    def _text(self, key: str) -> tuple[str | None, str]:
+        """Return a token as text, and the file that names it."""
+        name, config = (CONFIG_FILE, self.config) if key in self.config else ("special_tokens_map.json", self.map)
         value = config.get(key)
         if isinstance(value, dict):
             value = value.get("content")
-        if value is None:
-            return None
-        if not isinstance(value, str) or value not in self.ids:
-            raise self.folder.error(f"{name}.json", f"{key}: {value!r:.80} is not among the tokens")
-        return self.ids[value]
+        if value is not None and not isinstance(value, str):
+            raise self.folder.error(name, f"{key}: {value!r:.80} is not among the tokens")
+        return value, name
 
     def added(self, key: str, token: int | None, found: list[int]) -> list[int]:
         """Return the tokens at one end of a text: as found, if the configuration does not say otherwise."""
         wanted = self.config.get(key)
         if wanted is not None and not isinstance(wanted, bool):
-            raise self.folder.error("tokenizer_config.json", f"{key}: not a boolean")
+            raise self.folder.error(CONFIG_FILE, f"{key}: not a boolean")
         if wanted and token is not None and token not in found:
             return [token]
         return [i for i in found if i != token] if wanted is False else found
 
 
-def _generation_ends(folder: _Folder, generation: dict[str, Any], count: int) -> list[int]:
-    value = generation.get("eos_token_id")
+def _ends(folder: _Folder, count: int) -> list[int]:
+    """Return the ids that end a text: generation_config.json's, or those in config.json where there is no such file."""
+    name = "generation_config.json"
+    config = folder.config(name)
+    if not folder.has(name):
+        name = "config.json"
+        config = folder.config(name)
+        inner = config.get("text_config")
+        if config.get("eos_token_id") is None and isinstance(inner, dict):
+            config = inner
+    value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for i in ids:
         if type(i) is not int or not 0 <= i < count:
             problem = f"eos_token_id: {i!r:.40} is not an integer from 0 to {count - 1}"
-            raise folder.error("generation_config.json", problem)
+            raise folder.error(name, problem)
     return ids
 
 
@@ -265,7 +324,7 @@ def _template(folder: _Folder, config: dict[str, Any]) -> tuple[str, str | None]
     name = "chat_template.jinja"
     with contextlib.suppress(FileNotFoundError):
         return name, folder.text(name, MAX_CONFIG_BYTES)
-    name = "tokenizer_config.json"
+    name = CONFIG_FILE
     value = config.get("chat_template")
     if isinstance(value, list):  # several with names
         named = (each for each in value if isinstance(each, dict) and each.get("name") == "default")

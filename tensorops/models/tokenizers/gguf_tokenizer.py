@@ -12,7 +12,7 @@ from tensorops.models.files.gguf_types import TokenType
 
 from .merging import ByteEncoder, SpecialTokens, TextEncoder
 from .pretokenizers import RULES
-from .vocabulary import END_TOKENS, TokenizerParts, Vocabulary, end_tokens
+from .vocabulary import END_TOKENS, SPECIAL_NAMES, TokenizerParts, Vocabulary, end_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ MODELS = ("gpt2", "llama", "gemma4")
 # As integers, which are faster to compare than members of an enumeration.
 SPECIAL = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+KEYS = {"unk_token": "unknown_token_id", "sep_token": "seperator_token_id", "pad_token": "padding_token_id"}
 
 
 def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
@@ -61,11 +62,19 @@ def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
         after=[eos] if add_eos and eos is not None else [],
         bos_id=bos,
         eos_id=eos,
+        special=_special_names(fields, tokens),
         end_ids=end_tokens(tokens, kinds, (eos, *ends)),
         space_before=model == "llama" and _space_before(fields),
         template=fields.string(TEMPLATE) if TEMPLATE in file.metadata else None,
         template_error=lambda problem: fields.error(TEMPLATE, problem),
     )
+
+
+def _special_names(fields: Fields, tokens: list[str]) -> dict[str, str]:
+    """Return the tokens that templates may use, by name."""
+    ids = {name: fields.value(f"{PREFIX}.{KEYS.get(name, f'{name}_id')}") for name in SPECIAL_NAMES}
+    # Converters write an id such as 2**32 - 1 for none.
+    return {name: tokens[i] for name, i in ids.items() if type(i) is int and 0 <= i < len(tokens)}
 
 
 def _with_special(encoder: ByteEncoder | TextEncoder, special: SpecialTokens) -> Callable[[str], list[int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING, Any
 
+from tensorops.models.stopping import require_characters, stop_texts, until
+
 from .folder_tokenizer import read_folder_tokenizer
 from .gguf_tokenizer import read_gguf_tokenizer
 
@@ -55,7 +57,8 @@ class Tokenizer:
         ----------
         path : str or path-like
             A folder with ``tokenizer.json`` and, if the model has them, ``tokenizer_config.json``,
-            ``special_tokens_map.json``, ``generation_config.json`` and ``chat_template.jinja``.
+            ``special_tokens_map.json``, ``generation_config.json`` (without it, the ends in ``config.json`` count) and
+            ``chat_template.jinja``.
 
         Returns
         -------
@@ -117,7 +120,14 @@ class Tokenizer:
         -------
         list of int
             Token ids.
+
+        Raises
+        ------
+        ValueError
+            The text has a lone surrogate, half of a pair that is one character only together; or the package
+            ``tokenizers`` cannot apply what the folder says.
         """
+        require_characters("text", text)
         ids = self._parts.encode(text)
         return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
 
@@ -141,25 +151,25 @@ class Tokenizer:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.encode(self.apply_chat_template(messages), add_special=False)
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, stop: str | Sequence[str] | None = None) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
 
         Parameters
         ----------
-        ids : iterable of int
-            Token ids.
-        skip_special : bool
-            Leave control tokens out.
+        ids, skip_special, stop
+            As for `stream`.
 
         Returns
         -------
         str
             The text. Where `encode` puts a space before a text, as SentencePiece does, this one is left out.
         """
-        text = "".join(self.stream(ids, skip_special=skip_special))
+        text = "".join(self.stream(ids, skip_special=skip_special, stop=stop))
         return text.removeprefix(" ") if self._parts.space_before else text
 
-    def stream(self, ids: Iterable[int], *, skip_special: bool = True) -> Iterator[str]:
+    def stream(
+        self, ids: Iterable[int], *, skip_special: bool = True, stop: str | Sequence[str] | None = None
+    ) -> Iterator[str]:
         """Yield the text of token ids as it becomes known, in whole characters.
 
         A token may have only some bytes of a character; they are kept until the rest arrives. A space at the beginning
@@ -168,21 +178,32 @@ class Tokenizer:
         Parameters
         ----------
         ids : iterable of int
-            Token ids, for instance as a model produces them.
+            Token ids, for instance as a model produces them. Those that no token has, such as the last ones of a
+            network whose vocabulary was padded, have no text.
         skip_special : bool
             Leave control tokens out.
+        stop : str or sequence of str, optional
+            Texts before the first of which this one ends. They may have control tokens in them, such as
+            ``<|im_start|>``, also where these are left out. What may be the beginning of one is held back.
 
-        Yields
+        Returns
+        -------
+        iterator of str
+            Non-empty pieces of the text.
+
+        Raises
         ------
-        str
-            A non-empty piece of text.
+        ValueError
+            An id is negative, or `stop` has an empty text or a lone surrogate.
         """
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in ids:
-            if piece := decoder.decode(self.bytes_of(token, skip_special=skip_special)):
-                yield piece
-        if piece := decoder.decode(b"", final=True):
-            yield piece
+        if stops := stop_texts(stop):
+            all_bytes = ((self.bytes_of(i, skip_special=False), self._is_shown(i, skip_special)) for i in ids)
+            return _decoded(until(all_bytes, stops))
+        return _decoded(self.bytes_of(i, skip_special=skip_special) for i in ids)
+
+    def _is_shown(self, token: int, skip_special: bool) -> bool:
+        vocabulary = self._parts.vocabulary
+        return not (skip_special and token < len(vocabulary.tokens) and vocabulary.is_control(token))
 
     def apply_chat_template(
         self,
@@ -203,7 +224,8 @@ class Tokenizer:
         add_generation_prompt : bool
             End with the start of the assistant's turn.
         template : str, optional
-            A Jinja template to use instead of the model's own.
+            A Jinja template to use instead of the model's own. It sees ``bos_token``, ``eos_token``, ``unk_token``,
+            ``sep_token``, ``pad_token``, ``cls_token`` and ``mask_token``, those of them that the model has.
         tools : sequence of dict, optional
             Descriptions of functions, in the form that the template expects.
 
@@ -220,8 +242,6 @@ class Tokenizer:
         """
         from .chat import check_messages, render_chat  # a text needs no Jinja
 
-        names = {"bos_token": self.bos_id, "eos_token": self.eos_id}
-        texts = {name: "" if i is None else self._parts.vocabulary.tokens[i] for name, i in names.items()}
         check_messages(messages)
         source = self._parts.template if template is None else template
         if source is None:
@@ -229,7 +249,8 @@ class Tokenizer:
                 "missing: pass messages as one text, generate(prompt, chat=False), or give a template"
             )
         try:
-            return render_chat(source, messages, tools=tools, add_generation_prompt=add_generation_prompt, **texts)
+            special = self._parts.special
+            return render_chat(source, messages, tools=tools, add_generation_prompt=add_generation_prompt, **special)
         except Exception as error:
             # The template is a program from the file: anything it raises is the file's fault.
             problem = f"the template failed: {type(error).__name__}: {error}"
@@ -250,14 +271,27 @@ class Tokenizer:
         Returns
         -------
         bytes
-            UTF-8, or a part of it.
+            UTF-8, or a part of it; nothing for an id that no token has: networks often have more rows than there are
+            tokens.
 
         Raises
         ------
         ValueError
-            The id is not in the vocabulary.
+            The id is negative.
         """
+        if token < 0:
+            raise ValueError(f"token id {token} is negative")
         vocabulary = self._parts.vocabulary
-        if not 0 <= token < len(vocabulary.tokens):
-            raise ValueError(f"token id {token} is outside the vocabulary of {len(vocabulary.tokens)} tokens")
-        return b"" if skip_special and vocabulary.is_control(token) else vocabulary.bytes_of(token)
+        if token >= len(vocabulary.tokens) or not self._is_shown(token, skip_special):
+            return b""
+        return vocabulary.bytes_of(token)
+
+
+def _decoded(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield UTF-8, which may be cut anywhere, as text."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        if text := decoder.decode(piece):
+            yield text
+    if text := decoder.decode(b"", final=True):
+        yield text

@@ -11,10 +11,12 @@ from tensorops.models.files.gguf_types import TokenType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["BYTE_LETTERS", "BYTE_TOKEN", "SPACE", "TokenizerParts", "Vocabulary", "end_tokens"]
+__all__ = ["BYTE_LETTERS", "BYTE_TOKEN", "SPACE", "SPECIAL_NAMES", "TokenizerParts", "Vocabulary", "end_tokens"]
 
 SPACE = "▁"  # how SentencePiece writes a space
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+# What chat templates call special tokens
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Tokens that end a turn or a text, although the file may name only one of them in its metadata.
 END_TOKENS = {
     "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>",
@@ -89,6 +91,8 @@ class TokenizerParts:
         Tokens around a text.
     bos_id, eos_id : int, optional
         The tokens that begin and end a text.
+    special : dict of str to str
+        The tokens that templates may use, by names such as ``pad_token``; only those that the model has.
     end_ids : frozenset of int
         All tokens that end the output of a model.
     space_before : bool
@@ -105,6 +109,7 @@ class TokenizerParts:
     after: list[int]
     bos_id: int | None
     eos_id: int | None
+    special: dict[str, str]
     end_ids: frozenset[int]
     space_before: bool
     template: str | None
