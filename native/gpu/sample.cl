@@ -250,13 +250,14 @@ KERNEL(sample)
             unordered = select(unordered, splat(1), isnan(a));
         }
         const real largest = row_max(FOLD(most, MAX), scratch);
-        // Without a finite maximum, or with a uniform number below 0, the body finds the first candidate.
-        const bool usual = fabs(largest) <= REAL_MAX && !(drawn < 0) && row_max(FOLD(unordered, MAX), scratch) == 0;
+        // Without a candidate, or with a uniform number below 0, the body finds the first index.
+        const bool usual = largest > -INFINITE && !(drawn < 0) && row_max(FOLD(unordered, MAX), scratch) == 0;
         const int own = own_vectors(n), part = top_k ? vectors_in_part(n, top_k) : MOST_IN_PART;
         for (int p = 0; p * part < own; ++p) {
             vec nearest = splat(INFINITE);
             for (int k = p * part; k < own && k < (p + 1) * part; ++k) {
-                vec below = largest - READ(X, x, logits_step, ELEMENT(k), -INFINITE);
+                const vec a = READ(X, x, logits_step, ELEMENT(k), -INFINITE);
+                vec below = select(largest - a, splat(0), a == largest);  // the difference of infinities is not a number
                 if (temperature != 1) below = below / temperature;
                 if (top_k)
                     nearest = select(nearest, below, below < nearest);

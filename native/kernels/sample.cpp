@@ -10,6 +10,7 @@
 // Precision: float64 in float64, everything else in float32, as in the generic body; but sums are in double, over
 //   blocks that are summed in vectors. If a uniform number or top_p is within the rounding error of the body's running
 //   sums, the two may choose neighbours.
+// No candidate: where a row has a NaN or nothing but -inf, the index is ~i, which is negative, for an index i of it.
 // Bytes: a row once for temperature 0; else twice, and its weights once in, once or twice out of the second-level
 // cache.
 #include "sample.h"
@@ -372,6 +373,21 @@ std::int64_t find(const C* weights, std::int64_t n, C least, const double* sums,
     return last;
 }
 
+// One of the elements that are +infinity, each as likely as the others: no option keeps one of them without the others.
+template <class T>
+std::int64_t draw_among_infinite(const T* x, std::int64_t n, Compute<T> uniform) {
+    const auto is_one = [x](std::int64_t i) { return load_one(x + i) == std::numeric_limits<Compute<T>>::infinity(); };
+    std::int64_t count = 0, reached = 0, last = 0;
+    for (std::int64_t i = 0; i < n; ++i) count += is_one(i);
+    const double target = static_cast<double>(uniform) * static_cast<double>(count);
+    for (std::int64_t i = 0; i < n; ++i) {
+        if (!is_one(i)) continue;
+        last = i;
+        if (static_cast<double>(++reached) > target) break;
+    }
+    return last;
+}
+
 template <class T>
 std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<Compute<T>>& room) {
     using C = Compute<T>;
@@ -385,13 +401,14 @@ std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<C
     Vec<C> tops = Vec<C>{} + kLowest<C>;
     for (std::int64_t i = 0; i < n; i += part * lanes, maxima += lanes) {
         const LaneMaxima<T> of_part(x + i, std::min(part * lanes, n - i));
-        if (any(of_part.nan)) return 0;
+        if (any(of_part.nan)) return ~std::int64_t{0};
         store(room.weights + maxima, of_part.value);
         tops = larger_ignoring_nan(tops, of_part.value);
     }
     const C largest = largest_of_lanes(tops);
-    // Without a finite maximum, or with a uniform number below 0, the body finds the first candidate.
-    if (!std::isfinite(largest) || uniform < 0) return 0;
+    if (largest == kLowest<C>) return ~std::int64_t{0};
+    if (uniform < 0) return 0;  // as the body finds
+    if (!std::isfinite(largest)) return draw_among_infinite(x, n, uniform);
 
     std::int64_t count = n;
     if (restricted) {
@@ -425,7 +442,10 @@ void all_rows(const Sample& op) {
     const std::int64_t all_bytes = rows * n * static_cast<std::int64_t>(sizeof(T));
     const auto row = [&op](std::int64_t i) { return reinterpret_cast<const T*>(op.logits.row(i)); };
     if (!op.uniform)
-        return over_rows(rows, all_bytes, [&](std::int64_t i) { op.chosen[i] = index_of_largest(row(i), n); });
+        return over_rows(rows, all_bytes, [&](std::int64_t i) {
+            const std::int64_t index = index_of_largest(row(i), n);
+            op.chosen[i] = load_one(row(i) + index) > kLowest<C> ? index : ~index;
+        });
     const int threads = threads_for(rows, 4 * all_bytes);  // a draw costs as much as moving four rows
     const std::int64_t bytes = Room<C>::bytes(n);
     const Scratch scratch(threads * bytes);

@@ -8,7 +8,7 @@ namespace tensorops {
 
 struct Sample {
     Rows logits;           // at least one row and one candidate
-    std::int64_t* chosen;  // an index for each row
+    std::int64_t* chosen;  // an index for each row; ~index if none of it is a candidate
     const char* uniform;   // a number for each row, one after another; nullptr: take the largest
     double temperature;    // positive and finite, also in the dtype in which the kernel computes
     std::int64_t top_k;    // 0: no restriction

@@ -68,6 +68,7 @@ TENSOROPS_OPERATOR(sample, "logits, *, temperature=1.0, top_k=None, top_p=None, 
     // The kernel writes int64.
     std::vector<std::int64_t> wide(chosen.dtype == Dtype::int64 ? 0 : static_cast<std::size_t>(op.logits.count));
     op.chosen = wide.empty() ? reinterpret_cast<std::int64_t*>(chosen.data) : wide.data();
+    std::fill_n(op.chosen, op.logits.count, 0);  // an interrupted call leaves some
     const std::int64_t uniform_bytes = draws ? uniform.item() : 0;
     call.compute_parts(target().sample, op, op.logits.count, 1, logits.bytes(),
                        [uniform_bytes](Sample& part, std::int64_t begin, std::int64_t end) {
@@ -75,6 +76,11 @@ TENSOROPS_OPERATOR(sample, "logits, *, temperature=1.0, top_k=None, top_p=None, 
                            part.chosen += begin;
                            if (part.uniform) part.uniform += begin * uniform_bytes;
                        });
+    for (std::int64_t i = 0; i < op.logits.count; ++i) {
+        if (op.chosen[i] >= 0) continue;
+        if (call.may_fail) return "a row of logits has NaN or nothing but -inf";
+        op.chosen[i] = ~op.chosen[i];
+    }
     std::transform(wide.begin(), wide.end(), reinterpret_cast<std::int32_t*>(chosen.data),
                    [](std::int64_t index) { return static_cast<std::int32_t>(index); });
     return {};

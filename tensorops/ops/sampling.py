@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device, library_of
+from tensorops.libraries import creation_device, has_host_values, library_of
 from tensorops.typing import Array, ArrayInput, Namespace
 
 __all__ = ["sample"]
@@ -110,6 +111,8 @@ def sample(
     probability, in the order of the vocabulary, exceeds a uniform number. Nothing is sorted unless `top_k` or
     `top_p` requires it.
 
+    A logit of +inf is drawn with certainty, whatever the options; several of them are equally likely.
+
     Parameters
     ----------
     logits : array, floating point, shape (..., vocabulary)
@@ -138,7 +141,9 @@ def sample(
     TypeError
         If `logits` is not floating point, or `rng` is neither a generator, a seed nor an array.
     ValueError
-        If an option is invalid, `rng` is missing, or shapes do not match.
+        If an option is invalid, `rng` is missing, or shapes do not match. Where the values of `logits` are in the
+        host's memory and known (NumPy, torch on CPUs, eager): if a row has NaN, or nothing but -inf. Elsewhere, as on
+        GPUs and under ``jax.jit``, the index of such a row has no meaning, but is one of the row's.
 
     References
     ----------
@@ -160,9 +165,15 @@ def sample(
         device = creation_device(logits)
         dtype = xp.__array_namespace_info__().default_dtypes(device=device)["indexing"]
         return xp.zeros(logits.shape[:-1], dtype=dtype, device=device)
+    largest = xp.max(wide, axis=-1, keepdims=True)
+    if has_host_values(logits) and not bool(xp.all(largest > -math.inf)):  # NaN if there is one
+        problem = "NaN" if bool(xp.any(xp.isnan(largest))) else "nothing but -inf"
+        raise ValueError(f"sample: a row of logits has {problem}, so no candidate")
     if uniform is None:
         return xp.argmax(logits, axis=-1)
-    scaled = _quotient(wide - xp.max(wide, axis=-1, keepdims=True), temperature)
+    # The difference of infinities is not a number.
+    below = xp.where(wide == math.inf, xp.zeros_like(wide), wide - largest)
+    scaled = _quotient(below, temperature)
     weights = xp.exp(scaled)  # the largest is 1
     if top_k is not None and top_k < wide.shape[-1]:
         kth_largest = xp.sort(scaled, axis=-1, descending=True)[..., top_k - 1 : top_k]

@@ -26,7 +26,7 @@ def sample(
 
     `rng` has the shape of `logits` without the last axis and values in [0, 1). Filters apply in the order
     `top_k`, `top_p`, `min_p`; entries tied with the last kept entry are kept. ``temperature=0`` selects the
-    first maximum.
+    first maximum. Entries of +inf share the probability.
     """
     logits = float64(logits)
     rows = logits.reshape(-1, logits.shape[-1])
@@ -39,6 +39,8 @@ def sample(
 
 
 def _draw(row: Float64, top_k: int | None, top_p: float | None, min_p: float | None, u: float) -> int:
+    if np.any(row == np.inf):
+        row = np.where(row == np.inf, 0.0, -np.inf)
     keep = np.ones(row.shape, dtype=np.bool_)
     if top_k is not None and top_k < row.size:
         keep &= row >= np.sort(row)[-top_k]
@@ -111,6 +113,19 @@ def _sample_cases() -> Iterator[Case]:
         lambda r: args(np.array([[-np.inf, 1.0, -np.inf, 0.5]] * 4), top_k=3, rng=uniforms),
         tags=SPECIAL,
     )
+    certain = np.tile([1.0, np.inf, -np.inf, 0.5, np.inf, 3.0, np.inf, -np.inf, 2.0], (4, 1))
+    for name, options in {
+        "greedy": {"temperature": 0.0},
+        "plain": {},
+        "hot": {"temperature": 30.0},
+        "top_k": {"top_k": 2},
+        "top_k_more": {"top_k": 5, "temperature": 0.1},
+        "top_p": {"top_p": 0.3},
+        "min_p": {"min_p": 0.5},
+        "everything": {"temperature": 2.0, "top_k": 4, "top_p": 0.9, "min_p": 0.1},
+    }.items():
+        yield case(f"certain_{name}", partial(lambda r, o: args(certain, **o, rng=uniforms), o=options), tags=SPECIAL)
+    yield case("one_certain", lambda r: args(certain[:, :4], top_k=3, top_p=0.9, rng=uniforms), tags=SPECIAL)
 
 
 # --- what is refused ---------------------------------------------------------------------------------
