@@ -6,6 +6,7 @@ from numpy.testing import assert_array_equal
 
 import support
 import tensorops as tp
+from tensorops.libraries import has_host_values
 from tensorops.testing import sampling as references
 
 inf, nan = np.inf, np.nan
@@ -123,3 +124,17 @@ def test_top_p_keeps_what_reaches_it_among_rare_candidates(library):
     for run in (tp.sample, tp.sample.generic):
         found = int(library.to_numpy(run(x, top_p=1 / 3, rng=last))[0])
         np.testing.assert_allclose(found, kept, rtol=0.01)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
+@pytest.mark.parametrize(("row", "words"), [([1.0, nan, inf], "NaN"), ([-inf] * 3, "nothing but -inf")])
+def test_rows_without_a_candidate_are_refused_where_values_are_known(library, options, row, words):
+    logits, rng = (library.from_numpy(np.asarray(a, np.float32), None) for a in ([[0.0, 1.0, 2.0], row], [0.5, 0.5]))
+    for run in (tp.sample, tp.sample.generic):
+        if has_host_values(logits):
+            with pytest.raises(ValueError, match=f"sample: a row of logits has {words}, so no candidate"):
+                run(logits, **options, rng=rng)
+        else:
+            chosen = library.to_numpy(run(logits, **options, rng=rng))
+            assert chosen[0] in (1, 2)
+            assert 0 <= chosen[1] < 3

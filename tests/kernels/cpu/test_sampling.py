@@ -118,12 +118,8 @@ def test_temperature_0_is_argmax(target, dtype, rng):
     for n in [*range(1, 70), 1023, 1024, 1025, 5000]:
         logits = normal(rng, 4, n, dtype=dtype)
         logits[1] = np.round(logits[1])  # equals
-        logits[2] = -np.inf
         logits[3, n // 2] = np.inf
         np.testing.assert_array_equal(_native.sample(logits, temperature=0.0), np.argmax(logits, axis=-1))
-        logits[0, rng.integers(0, n, 2)] = np.nan
-        logits[2, n - 1] = np.nan
-        np.testing.assert_array_equal(_native.sample(logits, temperature=0), np.argmax(logits, axis=-1))
         zeros = np.zeros((2, n), DTYPES[dtype])
         zeros[0, ::2] = -0.0
         np.testing.assert_array_equal(_native.sample(zeros, temperature=0.0), 0)
@@ -135,18 +131,25 @@ def test_temperature_0_is_argmax(target, dtype, rng):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_rows_that_are_not_finite(target, name, dtype, rng):
-    """The generic body's answers: without a finite maximum, the first candidate."""
+    """Logits of +inf share the probability, whatever the options; a row without a candidate is left to the body."""
+    options = OPTIONS[name]
     for n in (3, 33, 1500):
-        logits = normal(rng, 7, n, dtype=dtype)
-        logits[0, n // 2] = np.nan
-        logits[1, n - 1] = np.inf
-        logits[2] = -np.inf
-        logits[3, 1:] = -np.inf
-        logits[4, :-1] = -np.inf
-        logits[5, n // 3], logits[5, n - 1] = np.inf, np.nan
-        uniforms = np.full(7, 0.6)
-        expected = tp.sample.generic(logits, **OPTIONS[name], rng=uniforms)
-        np.testing.assert_array_equal(_native.sample(logits, **OPTIONS[name], rng=uniforms)[:6], expected[:6])
+        logits = normal(rng, 4, n, dtype=dtype)
+        logits[0, n - 1] = np.inf
+        logits[1, 1:] = -np.inf
+        logits[2, :-1] = -np.inf
+        logits[3, [0, n // 2, n - 1]] = np.inf
+        for u, third in ((0.1, 0), (0.6, n // 2), (0.9, n - 1)):
+            chosen = _native.sample(logits, **options, rng=np.full(4, u))
+            np.testing.assert_array_equal(chosen, [n - 1, 0, n - 1, third])
+        for place in (0, n // 2, n - 1):
+            wrong = logits.copy()
+            wrong[2, place] = np.nan
+            assert _native.sample(wrong, **options, rng=np.full(4, 0.5)) is NotImplemented
+            assert _native.sample(wrong, temperature=0.0) is NotImplemented
+        logits[1] = -np.inf
+        assert _native.sample(logits, **options, rng=np.full(4, 0.5)) is NotImplemented
+        assert _native.sample(logits, temperature=0.0) is NotImplemented
 
 
 def test_extreme_logits(target):
