@@ -23,6 +23,16 @@ Reason refuse_uniforms(const Value& rng, const Array& logits) {
     return u.is_contiguous() ? Reason{} : "rng is not contiguous";
 }
 
+constexpr const char* kNoCandidate = "a row of logits has NaN or nothing but -inf";
+
+bool has_row_without_candidate(Sample op) {
+    std::vector<std::int64_t> chosen(static_cast<std::size_t>(op.logits.count));
+    op.chosen = chosen.data();
+    op.uniform = nullptr;
+    target().sample(op);
+    return std::any_of(chosen.begin(), chosen.end(), [](std::int64_t index) { return index < 0; });
+}
+
 }  // namespace
 
 TENSOROPS_OPERATOR(sample, "logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None, rng=None -> index") {
@@ -52,10 +62,12 @@ TENSOROPS_OPERATOR(sample, "logits, *, temperature=1.0, top_k=None, top_p=None, 
         in.require(refuse_uniforms(rng, logits));
     }
     if (in.failed()) return in.reason;
-    Array chosen;
-    if (!call.make({{chosen, logits.ndim - 1, logits.shape, Dtype::int64, true}})) return call.reason;
     op.logits = rows_of(logits);
     op.dtype = logits.dtype;
+    // A call that computes learns it from the indices.
+    if (call.only_checks && call.has_values && call.may_fail && has_row_without_candidate(op)) return kNoCandidate;
+    Array chosen;
+    if (!call.make({{chosen, logits.ndim - 1, logits.shape, Dtype::int64, true}})) return call.reason;
     Array uniform;
     if (draws) {
         if (rng.kind == Value::array)
@@ -78,7 +90,7 @@ TENSOROPS_OPERATOR(sample, "logits, *, temperature=1.0, top_k=None, top_p=None, 
                        });
     for (std::int64_t i = 0; i < op.logits.count; ++i) {
         if (op.chosen[i] >= 0) continue;
-        if (call.may_fail) return "a row of logits has NaN or nothing but -inf";
+        if (call.may_fail) return kNoCandidate;
         op.chosen[i] = ~op.chosen[i];
     }
     std::transform(wide.begin(), wide.end(), reinterpret_cast<std::int32_t*>(chosen.data),
