@@ -104,7 +104,7 @@ def write_gguf(
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
-        _add(gguf, writer, key, value)
+        add_to(gguf, writer, key, value)
     for name, array in arrays.items():
         kind = kinds if isinstance(kinds, str) else kinds.get(name, "F32")
         if array.ndim == 1:
@@ -119,7 +119,7 @@ def write_gguf(
     return path
 
 
-def _add(gguf: Any, writer: Any, key: str, value: Any) -> None:
+def add_to(gguf: Any, writer: Any, key: str, value: Any) -> None:
     kinds = gguf.GGUFValueType
     if isinstance(value, list):
         of = {str: kinds.STRING, float: kinds.FLOAT32, bool: kinds.BOOL}

@@ -47,6 +47,8 @@ class ModelConfig:
         The length of the context before; by default `context_length`.
     rope_options : mapping
         Other parameters of that function.
+    rope_growth : float
+        A factor of what rotates, besides that of the scaling.
     rope_dims : int, optional
         How many features of a head rotate, the first ones; by default all.
     interleaved : bool
@@ -123,6 +125,7 @@ class ModelConfig:
     rope_factor: float = 1.0
     original_context_length: int | None = None
     rope_options: Mapping[str, Any] = field(default_factory=dict)
+    rope_growth: float = 1.0
     rope_dims: int | None = None
     interleaved: bool = True
     unrotated: tuple[int, ...] = ()
@@ -201,9 +204,7 @@ class ModelConfig:
             if self.rope_scaling == "yarn":
                 scaled["original_max_position_embeddings"] = self.original_context_length or self.context_length
         found = tp.rope_scaling.from_config(self.rope_dims or self.head_dim, scaled, base=self.rope_base)
-        if self.rope_scaling == "longrope":
-            return found._replace(attention_factor=self.rope_options.get("attention_factor", 1.0))
-        return found
+        return found._replace(attention_factor=found.attention_factor * self.rope_growth)
 
 
 LlamaConfig = ModelConfig

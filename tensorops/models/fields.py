@@ -73,6 +73,15 @@ class Fields:
             raise self.error(key, "not a boolean")
         return value
 
+    def flags(self, key: str, default: list[bool]) -> list[bool]:
+        """Return a list of as many booleans as the default has."""
+        value = self.value(key)
+        if value is None:
+            return default
+        if getattr(value, "shape", None) != (len(default),) or value.dtype.kind != "b":
+            raise self.error(key, f"not a list of {len(default)} booleans")
+        return value.tolist()
+
     def positive(self, key: str, default: int | None = None) -> int:
         """Return a positive integer, however large: positions, a period, or what is compared with something else."""
         value = self.value(key, default)

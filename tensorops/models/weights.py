@@ -124,10 +124,15 @@ def arrange(
 
 
 def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
-    """Return weights with the parts of matrices that a file has joined; without blocks that predict further tokens."""
+    """Return weights as the architecture names them.
+
+    Matrices are multiplied with scales of their own that a file has, those that a file has joined are separated, and
+    blocks that predict further tokens are left out.
+    """
     left_out = range(config.blocks, config.blocks + config.prediction_blocks)
     extra = tuple(f"blk.{block}." for block in left_out)
-    made = {name: weight for name, weight in weights.items() if not name.startswith(extra)}
+    weights = _scaled(config, {name: weight for name, weight in weights.items() if not name.startswith(extra)})
+    made = dict(weights)
     for block in range(config.blocks):
         shapes = {weight.name: weight.shape for weight in block_weights(config, block)}
         for whole, parts in get(config.architecture).fused.items():
@@ -143,6 +148,23 @@ def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str
                 del made[name]
                 for part, start, stop in zip(names, ends[:-1], ends[1:], strict=True):
                     made[f"blk.{block}.{part}"] = part_of(joined, name, axis, stop - start, 0, 1, start)
+    return made
+
+
+def _scaled(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """Return weights of which those with a scale besides that of their blocks, as of NVFP4, are multiplied with it."""
+    own = {f"blk.{block}.{weight.name}" for block in range(config.blocks) for weight in block_weights(config, block)}
+    made = dict(weights)
+    for name in weights.keys() - own:
+        stem, _, kind = name.rpartition(".")
+        weight, scale = weights.get(f"{stem}.weight"), weights[name]
+        if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or kind not in ("scale", "input_scale"):
+            continue
+        if scale.shape not in ((1,), weight.shape[:-2]):
+            continue  # which is a misfit
+        del made[name]
+        if kind == "scale":  # that of inputs is for products with inputs of 4 bits
+            made[f"{stem}.weight"] = weight.scaled(scale)
     return made
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,11 +40,17 @@ __all__ = [
 HARMLESS = {
     "attention.layer_norm_epsilon",
     "expert_shared_count",
+    "pooling_type",  # how the vector of a text is made of those of its tokens
     "rope.scaling.finetuned",
     "tensor_data_layout",
 }
 # Keys that are supported only with a neutral value.
-NEUTRAL = {"attention.causal": True, "attention.sliding_window": 0, "rope.scale_linear": 1.0}
+NEUTRAL = {
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "rope.scale_linear": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+}
 READ = {
     "attention.head_count",
     "attention.head_count_kv",
@@ -70,13 +75,14 @@ READ = {
     "rope.scaling.original_context_length",
     "rope.scaling.truncate",
     "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_log_multiplier",
     "vocab_size",
 }
 YARN = {  # parameters of `tensorops.rope_scaling.yarn`
-    "attention_factor": "attn_factor",
+    "attention_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
     "mscale_all_dim": "yarn_log_multiplier",
@@ -287,35 +293,26 @@ def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[st
     if scaling not in SCALINGS:
         known = ", ".join(map(repr, SCALINGS))
         raise fields.error(f"{name}.rope.scaling.type", f"{scaling!r:.80} is not supported, only {known}")
-    factor = fields.number(f"{name}.rope.scaling.factor", 1.0)
     given = {option: f"{name}.rope.scaling.{key}" for option, key in YARN.items()}
     options = {option: fields.number(key) for option, key in given.items() if fields.value(key) is not None}
     if scaling == "yarn":
-        options |= _growth(options, factor)
         options["truncate"] = fields.flag(f"{name}.rope.scaling.truncate", True)
-    else:  # that of LongRoPE has only this one, its others are tensors
-        neutral = {"attention_factor"} if scaling == "longrope" or options.get("attention_factor") == 1.0 else set()
-        if other := next((option for option in options if option not in neutral), None):
-            raise fields.error(given[other], f"is not supported with the scaling {scaling!r}")
+        if "mscale_all_dim" in options:
+            options["mscale"] = 1.0
+    elif other := next(iter(options), None):
+        raise fields.error(given[other], f"is not supported with the scaling {scaling!r}")
     dims = fields.count(f"{name}.rope.dimension_count", head_dim)
     if dims % 2 or dims > head_dim:
         raise fields.error(f"{name}.rope.dimension_count", f"{dims} of the {head_dim} features of a head, or odd")
     return {
         "rope_base": fields.number(f"{name}.rope.freq_base", 10000.0),
         "rope_scaling": scaling,
-        "rope_factor": factor,
+        "rope_factor": fields.number(f"{name}.rope.scaling.factor", 1.0),
+        "rope_growth": fields.number(f"{name}.rope.scaling.attn_factor", 1.0),
         "original_context_length": fields.positive(f"{name}.rope.scaling.original_context_length", context),
         "rope_options": options,
         "rope_dims": None if dims == head_dim else dims,
     }
-
-
-def _growth(options: dict[str, float], factor: float) -> dict[str, float]:
-    """Return YaRN's options of the factor of what rotates: a file has a factor of it, and not the factor itself."""
-    if "mscale_all_dim" in options:
-        return {"mscale": 1.0}
-    own = options.get("attention_factor", 1.0)
-    return {} if own == 1.0 else {"attention_factor": own * (1.0 + 0.1 * math.log(max(factor, 1.0)))}
 
 
 def _feed_forward(fields: Fields, name: str, hidden: int) -> dict[str, Any]:

@@ -57,9 +57,12 @@ class Qwen35(Decoder):
         sizes = {field: fields.count(f"{name}.{key}") for field, (key, _) in SIZES.items()}
         if sizes["state_heads"] % sizes["state_groups"]:
             raise fields.error(f"{name}.ssm.group_count", f"does not divide the {sizes['state_heads']} heads of states")
-        interval = fields.positive(f"{name}.full_attention_interval", 4)
         blocks = fields.positive(f"{name}.block_count")
-        recurrent = tuple(block for block in range(blocks) if (block + 1) % interval)
+        interval = fields.positive(f"{name}.full_attention_interval", 4)
+        by_interval = [bool((block + 1) % interval) for block in range(blocks)]
+        is_recurrent = fields.flags(f"{name}.attention.recurrent_layers", by_interval)
+        own = blocks - fields.natural(f"{name}.nextn_predict_layers", 0)
+        recurrent = tuple(block for block in range(own) if is_recurrent[block])
         return {"is_gated": True, "recurrent": recurrent, "is_tiled": not fields.file.is_folder, **sizes}
 
     @classmethod

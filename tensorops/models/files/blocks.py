@@ -183,6 +183,19 @@ class Tensor:
         """Return the tensor of a function of the values; of the same shape, unless another one is given."""
         return ComputedTensor(self.name, shape or self.shape, lambda: function(self.dequantize()))
 
+    def scaled(self, scale: Tensor) -> ComputedTensor:
+        """Return the tensor times a number, or one for each of several matrices; of blocks, groups of integers."""
+
+        def make() -> Float32 | QuantizedWeight:
+            factor = scale.dequantize().reshape(-1, *[1] * min(len(self.shape) - 1, 2))
+            if not self.is_quantized:
+                return self.dequantize() * factor
+            groups = self.quantized()
+            biases = None if groups.biases is None else groups.biases * factor
+            return replace(groups, scales=groups.scales * factor, biases=biases)
+
+        return ComputedTensor(self.name, self.shape, make, self.group_size)
+
     @property
     def group_size(self) -> int:
         """The number of consecutive elements that are stored together."""
