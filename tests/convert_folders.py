@@ -6,17 +6,19 @@ the converter recognises the tokenizers of published models by a hash of what th
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
-
-from make_gguf import add_to, tokenizer_metadata
 
 
 def main() -> None:
     sources, folder, out, *options = sys.argv[1:]
-    sys.path[:0] = [sources, f"{sources}/gguf-py"]
+    sys.path[:0] = [sources, f"{sources}/gguf-py", str(Path(__file__).parent)]
     import convert_hf_to_gguf
     import gguf
+
+    from make_gguf import add_to, tokenizer_metadata
 
     def set_vocab(model: Any) -> None:
         for key, value in tokenizer_metadata().items():
@@ -31,6 +33,9 @@ def main() -> None:
         return found
 
     convert_hf_to_gguf.get_model_class = with_vocabulary
+    # The converter of Gemma counts these.
+    tokens = {token: number for number, token in enumerate(tokenizer_metadata()["tokenizer.ggml.tokens"])}
+    (Path(folder) / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
     sys.argv[1:] = [folder, "--outfile", out, "--outtype", "f32", *options]
     convert_hf_to_gguf.main()
 

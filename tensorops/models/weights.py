@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,14 +11,14 @@ import numpy.typing as npt
 
 import tensorops as tp
 
-from .architectures import WHOLE, block_weights, find_misfit, get
+from .architectures import WHOLE, block_weights, find_misfit, get, weights as weights_of
 from .files.blocks import ComputedTensor, Tensor
 from .files.loading import Memory, load_joined
 from .matrices import matrix_of
 from .ranks import divide, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tensorops.persistent.ranks import Ranks
 
@@ -131,7 +132,9 @@ def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str
     """
     left_out = range(config.blocks, config.blocks + config.prediction_blocks)
     extra = tuple(f"blk.{block}." for block in left_out)
-    weights = _scaled(config, {name: weight for name, weight in weights.items() if not name.startswith(extra)})
+    table = {weight.name: weight.shape for weight in weights_of(config)}
+    own = {name: _shaped(weight, table.get(name)) for name, weight in weights.items() if not name.startswith(extra)}
+    weights = _scaled(table, own)
     made = dict(weights)
     for block in range(config.blocks):
         shapes = {weight.name: weight.shape for weight in block_weights(config, block)}
@@ -151,11 +154,13 @@ def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str
     return made
 
 
-def _scaled(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
-    """Return weights of which those with a scale besides that of their blocks, as of NVFP4, are multiplied with it."""
-    own = {f"blk.{block}.{weight.name}" for block in range(config.blocks) for weight in block_weights(config, block)}
+def _scaled(names: Collection[str], weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """Return weights of which those with a scale besides that of their blocks, as of NVFP4, are multiplied with it.
+
+    `names` are those that the architecture has.
+    """
     made = dict(weights)
-    for name in weights.keys() - own:
+    for name in weights.keys() - names:
         stem, _, kind = name.rpartition(".")
         weight, scale = weights.get(f"{stem}.weight"), weights[name]
         if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or kind not in ("scale", "input_scale"):
@@ -166,6 +171,17 @@ def _scaled(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, 
         if kind == "scale":  # that of inputs is for products with inputs of 4 bits
             made[f"{stem}.weight"] = weight.scaled(scale)
     return made
+
+
+def _shaped(weight: Stored, shape: tuple[int, ...] | None) -> Stored:
+    """Return a tensor with the shape of the architecture if only leading axes of length 1 differ, as in ggml."""
+    if shape is None or not isinstance(weight, Tensor) or _without_ones(weight.shape) != _without_ones(shape):
+        return weight
+    return replace(weight, shape=shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(itertools.dropwhile(lambda length: length == 1, shape))
 
 
 def _take(memory: Memory, weights: Sequence[Stored], backend: str, precision: str, is_table: bool) -> list[Matrix]:

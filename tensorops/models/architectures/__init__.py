@@ -33,6 +33,7 @@ __all__ = [
     "of_folder",
     "read_config",
     "register",
+    "weights",
 ]
 
 # Keys without effect here. A key outside of this set, those that an architecture asks for or ignores, and those read
@@ -246,7 +247,7 @@ def find_misfit(config: ModelConfig, shapes: Mapping[str, Iterable[int]]) -> tup
     """
     seen: set[str] = set()
     together: dict[tuple[str, str], str] = {}  # the first of those that multiply the same input
-    for weight in _weights(config):
+    for weight in weights(config):
         name = weight.name
         seen.add(name)
         first = together.setdefault((name.split(".")[1], weight.joined or name), name)
@@ -263,8 +264,8 @@ def find_misfit(config: ModelConfig, shapes: Mapping[str, Iterable[int]]) -> tup
     return None if other is None else (other, f"not part of the architecture {config.architecture}")
 
 
-def _weights(c: ModelConfig) -> Iterator[Weight]:
-    """Yield all weights of a network."""
+def weights(c: ModelConfig) -> Iterator[Weight]:
+    """Yield all weights that a network may have, with their names in a GGUF file."""
     pairs = ((c.rope_dims or c.head_dim) // 2,)
     yield Weight("token_embd.weight", (c.vocab_size, c.dim))
     yield Weight("output_norm.weight", (c.dim,))
