@@ -57,7 +57,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "NVFP4": ("Llama", {"intermediate_size": 128}),
     "NVFP4 with experts": ("Qwen3Moe", {**NETWORKS["qwen3moe"][1], "hidden_size": 128, "moe_intermediate_size": 64}),
 }  # fmt: skip
-OPTIONS = {"llama with biases": ["--fuse-qkv"], "mixtral": ["--fuse-gate-up-exps"]}
+OPTIONS = {"llama with biases": ["--fuse-qkv"], "qwen3moe": ["--fuse-gate-up-exps"]}
 # What llama.cpp does not compute as transformers does: the files have the keys, or inputs become numbers of 8 bits.
 NOT_LLAMA_CPP = {"OLMo 3 with another factor", "NVFP4", "NVFP4 with experts"}
 
@@ -155,7 +155,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
         options = list(OPTIONS.get(name, []))
         if json.loads((folder / "config.json").read_text())["model_type"].startswith("qwen3_5") and name not in ADDED:
             options.append("--no-nextn")
-        program = Path(__file__).parents[1] / "convert_folders.py"
+        program = Path(__file__).parents[1] / "convert_folder.py"
         command = [sys.executable, str(program), str(SOURCES), str(folder), str(folder / "model.gguf"), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]

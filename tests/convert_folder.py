@@ -1,4 +1,4 @@
-"""Runs llama.cpp's own converter on folders of random networks: ``python convert_folders.py SOURCES FOLDER OUT [OPTION…]``.
+"""Runs llama.cpp's own converter on a folder: ``python convert_folder.py SOURCES FOLDER OUT [OPTION…]``.
 
 It is a program because the converter comes with a gguf package of its own. Only the vocabulary is that of `make_gguf`:
 the converter recognises the tokenizers of published models by a hash of what they make of a text.
