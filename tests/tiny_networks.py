@@ -129,6 +129,19 @@ def save(name: str, folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
             return network.double()(torch.tensor([ids])).logits[0].numpy()
 
 
+def logits_of(folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
+    """Return the logits of a folder for some tokens, which transformers computes in float64."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers'
+        transformers = _transformers()
+        import torch
+
+        kinds = {"attn_implementation": "eager", "experts_implementation": "eager"}  # others have no float64
+        network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **kinds).eval()
+        with torch.no_grad():
+            return network(torch.tensor([ids])).logits[0].numpy()
+
+
 def saver(temporary: pytest.TempPathFactory, ids: Sequence[int] = IDS) -> Callable[[str], tuple[Path, np.ndarray]]:
     """Return a function that returns the folder and the logits of a network by its name, and saves it once."""
 

@@ -18,6 +18,9 @@ pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from safetensors.numpy import load_file, save_file
 
 import tensorops as tp
 import tiny_networks
@@ -269,6 +272,65 @@ def test_what_a_folder_may_not_say(saved: Any, change: dict[str, Any], message: 
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(GGUFError, match=message):
         LanguageModel.load(tmp_path)
+
+
+def copied(folder: Path, to: Path) -> dict[str, np.ndarray]:
+    """Copy a folder, and return its tensors."""
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return load_file(to / "model.safetensors")
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_only_the_files_of_a_model_are_read(saved: Any, is_split: bool, tmp_path: Path) -> None:
+    folder, exact = saved("llama")
+    arrays = copied(folder, tmp_path)
+    if is_split:
+        (tmp_path / "model.safetensors").unlink()
+        names = sorted(arrays)
+        places = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+        for place in set(places.values()):
+            save_file({name: arrays[name] for name in names if places[name] == place}, tmp_path / place)
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    save_file({"tok_embeddings.weight": np.ones((2, 2))}, tmp_path / "consolidated.safetensors")
+    save_file({"base_model.model.lora_A.weight": np.ones((2, 2))}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "training.safetensors").write_bytes(b"damaged")
+    assert_close(LanguageModel.load(tmp_path)(IDS), exact)
+
+
+def test_a_folder_without_the_file_of_a_model(saved: Any, tmp_path: Path) -> None:
+    copied(saved("llama")[0], tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "consolidated.safetensors")
+    message = r"model\.safetensors: neither this file nor model\.safetensors\.index\.json is there"
+    with pytest.raises(GGUFError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "other", "message"),
+    [
+        ("llama", "model.norm.weight", "language_model.model.norm.weight", r"another one is output_norm\.weight, too"),
+        ("qwen3moe", "model.layers.0.mlp.experts.1.up_proj.weight",
+         "language_model.model.layers.0.mlp.experts.1.up_proj.weight", r"another one is .*ffn_up_exps\.weight, too"),
+        ("qwen3moe", "model.layers.0.mlp.experts.1.up_proj.weight", "model.layers.0.mlp.experts.up_proj.weight",
+         r"ffn_up_exps\.weight: is there for all experts, and for each"),
+    ],
+)  # fmt: skip
+def test_two_tensors_of_one_name(saved: Any, name: str, theirs: str, other: str, message: str, tmp_path: Path) -> None:
+    arrays = copied(saved(name)[0], tmp_path)
+    save_file(arrays | {other: arrays[theirs]}, tmp_path / "model.safetensors")
+    with pytest.raises(GGUFError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["mtp", "model.mtp", "model.language_model.mtp"])
+def test_tensors_that_predict_further_tokens_are_not_used(saved: Any, prefix: str, tmp_path: Path) -> None:
+    folder, exact = saved("qwen35")
+    arrays = copied(folder, tmp_path)
+    query = arrays["model.layers.3.self_attn.q_proj.weight"]
+    extra = {f"{prefix}.fc.weight": np.ones((64, 128)), f"{prefix}.layers.0.self_attn.q_proj.weight": query}
+    save_file(arrays | extra, tmp_path / "model.safetensors")
+    assert_close(LanguageModel.load(tmp_path)(IDS), exact)
 
 
 def test_damaged_folders_are_refused(saved: Any, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,19 +59,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 OPTIONS = {"llama with biases": ["--fuse-qkv"], "qwen3moe": ["--fuse-gate-up-exps"]}
 # What llama.cpp does not compute as transformers does: the files have the keys, or inputs become numbers of 8 bits.
 NOT_LLAMA_CPP = {"OLMo 3 with another factor", "NVFP4", "NVFP4 with experts"}
-
-
-def logits_of(folder: Path) -> np.ndarray:
-    """Return what transformers computes in float64 from a folder."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers'
-        import torch
-        import transformers
-
-        kinds = {"attn_implementation": "eager", "experts_implementation": "eager"}  # others have no float64
-        network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **kinds).eval()
-        with torch.no_grad():
-            return np.asarray(network(torch.tensor([IDS])).logits[0])
 
 
 def with_pooling(folder: Path) -> None:
@@ -151,7 +137,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
             tiny_networks.save(name, folder)
         ADDED.get(name, lambda folder: None)(folder)
         plain = folder / "plain"
-        exact = logits_of(plain if plain.exists() else folder)
+        exact = tiny_networks.logits_of(plain if plain.exists() else folder)
         options = list(OPTIONS.get(name, []))
         if json.loads((folder / "config.json").read_text())["model_type"].startswith("qwen3_5") and name not in ADDED:
             options.append("--no-nextn")

@@ -142,7 +142,7 @@ def write(folder: Path, layout: str, name: str = "llama") -> None:
     np.savez(folder / "exact.npz", **exact)
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_quantized_folder(layout: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if layout.startswith("fp8,"):  # rows of whole blocks, and matrices of fewer rows than a block
@@ -164,6 +164,39 @@ def test_a_quantized_folder(layout: str, name: str, tmp_path: Path, monkeypatch:
     packed = {record.operator for record in log} & {"quantized_linear", "grouped_quantized_linear", "moe"}
     if tp.is_backend_available("cpu") and layout not in ("fp8", "gptq, by activations"):
         assert packed
+
+
+@pytest.mark.parametrize("backend", ["array_api_strict", "jax", "mlx", "numpy", "opencl", "torch"])
+@pytest.mark.parametrize("layout", ["gptq", "gptq, by activations", "awq", "mlx, 8 bits", "mlx, mxfp4"])
+def test_experts_compute_on_every_library(layout: str, backend: str, tmp_path: Path) -> None:
+    if not tp.is_backend_available(backend):
+        pytest.skip(f"backend {backend} is not available")
+    write(tmp_path / "quantized", layout, "qwen3moe")
+    plain = tmp_path / "plain"
+    tiny_networks.save("qwen3moe", plain)
+    values_of = dict(np.load(tmp_path / "quantized" / "exact.npz"))
+    assert any(".experts." in name for name in values_of)
+    arrays = load_file(plain / "model.safetensors")
+    save_file({key: np.asarray(values_of.get(key, array), np.float32, order="C") for key, array in arrays.items()},
+              plain / "model.safetensors")  # fmt: skip
+    exact = tiny_networks.logits_of(plain)
+    logits: Any = tp.to_backend(LanguageModel.load(tmp_path / "quantized", backend)(IDS), "numpy")
+    np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("kind", ["activation_scale", "input_scale"])
+def test_scales_of_inputs_are_not_used(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantize, changes = LAYOUTS["fp8"]
+    write(tmp_path / "without", "fp8")
+
+    def with_scale(w: np.ndarray) -> Layout:
+        parts, exact = quantize(w)
+        return parts | {kind: np.asarray(np.float32(0.5))}, exact
+
+    monkeypatch.setitem(LAYOUTS, "fp8", (with_scale, changes))
+    write(tmp_path / "with", "fp8")
+    both = [np.asarray(LanguageModel.load(tmp_path / name, "numpy")(IDS)) for name in ("without", "with")]
+    np.testing.assert_array_equal(*both)
 
 
 @pytest.mark.parametrize(

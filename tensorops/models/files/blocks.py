@@ -365,5 +365,6 @@ class ComputedTensor:
             return np.asarray(formats.get(made.format).values(np, made.blocks))
         if not isinstance(made, QuantizedWeight):
             return made
-        values = tp.dequantize(made.weight, made.scales, made.biases, bits=made.bits, group_size=made.group_size)
-        return np.asarray(values)
+        rows = made.mapped(lambda array: array.reshape(-1, array.shape[-1]))  # of several matrices
+        values = tp.dequantize(rows.weight, rows.scales, rows.biases, bits=made.bits, group_size=made.group_size)
+        return np.asarray(values).reshape(self.shape)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["open_folder"]
 
 Stored = Tensor | ComputedTensor
+WHOLE = "model.safetensors"  # the file of a model that is not split
 LARGEST_JSON = 1 << 26  # bytes
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
@@ -134,7 +135,7 @@ def open_folder(path: str | os.PathLike[str]) -> GGUFFile:
     Parameters
     ----------
     path : str or path-like
-        A folder with ``config.json`` and ``*.safetensors``.
+        A folder with ``config.json`` and ``model.safetensors``, or with the index of several files.
 
     Returns
     -------
@@ -379,13 +380,18 @@ def _named(
     experts: dict[str, dict[int, Stored]] = {}
     for theirs, tensor in found.items():
         theirs = theirs.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
-        if re.search(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector|visual)\.", theirs):
+        if re.search(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\.", theirs):
             continue
-        if one := EXPERT.fullmatch(theirs):
-            experts.setdefault(renamed(f"{one[1]}.{one[3]}"), {})[int(one[2])] = tensor
-        else:
-            plain[renamed(theirs)] = tensor
+        one = EXPERT.fullmatch(theirs)
+        ours = renamed(f"{one[1]}.{one[3]}" if one else theirs)
+        place: dict[Any, Stored] = experts.setdefault(ours, {}) if one else plain
+        key = int(one[2]) if one else ours
+        if key in place:
+            raise GGUFError(str(folder), f"tensor {theirs}", f"another one is {ours}, too")
+        place[key] = tensor
     for ours, parts in experts.items():
+        if ours in plain:
+            raise GGUFError(str(folder), f"tensor {ours}", "is there for all experts, and for each")
         if sorted(parts) != list(range(len(parts))) or len({part.shape for part in parts.values()}) > 1:
             raise GGUFError(str(folder), f"tensor {ours}", "an expert is missing, or has another shape")
         plain[ours] = _stack(ours, [parts[i] for i in range(len(parts))])
@@ -406,8 +412,8 @@ def _stack(name: str, parts: list[Stored]) -> ComputedTensor:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
-    """Return the tensors of all safetensors files in a folder, by their names there."""
-    index = folder / "model.safetensors.index.json"
+    """Return the tensors of a model by their names in its folder, which may have other files with tensors."""
+    index, files = folder / f"{WHOLE}.index.json", [WHOLE]
     if os.path.lexists(index):
         places = _read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
@@ -415,10 +421,8 @@ def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
         files = sorted(set(places.values()))
         if any(Path(file).name != file for file in files):
             raise GGUFError(str(index), "weight_map", "a file is not in the folder")
-    else:
-        files = sorted(file.name for file in folder.glob("*.safetensors"))
-    if not files:
-        raise GGUFError(str(folder), "*.safetensors", "there is no such file")
+    elif not os.path.lexists(folder / WHOLE):
+        raise GGUFError(str(folder), WHOLE, f"neither this file nor {index.name} is there")
     found: dict[str, Tensor | Raw] = {}
     for file in files:
         for name, tensor in _tensors_of(folder / file):

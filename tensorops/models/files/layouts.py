@@ -73,8 +73,8 @@ def combined(tensors: Mapping[str, Given], options: Mapping[str, Any]) -> dict[s
         A layout is unknown, or tensors do not fit together.
     """
     made: dict[str, Tensor | ComputedTensor] = {}
-    left = dict(tensors)
-    for name in list(tensors):
+    left = {name: tensor for name, tensor in tensors.items() if not _is_of_inputs(name, tensors)}
+    for name in list(left):
         stem, _, kind = name.rpartition(".")
         if kind == "qweight":
             parts = _parts(left, stem, ("qweight", "qzeros", "scales"), ("g_idx",), numbers=("scales",))
@@ -97,6 +97,13 @@ def combined(tensors: Mapping[str, Given], options: Mapping[str, Any]) -> dict[s
             )
         made[name] = tensor
     return made
+
+
+def _is_of_inputs(name: str, tensors: Mapping[str, Given]) -> bool:
+    """Return whether a tensor scales the inputs of a product of 8-bit numbers: here, inputs are not rounded."""
+    stem, _, kind = name.rpartition(".")
+    weight = tensors.get(f"{stem}.weight")
+    return kind in ("activation_scale", "input_scale") and isinstance(weight, Raw) and weight.dtype in FP8_FORMATS
 
 
 def _parts(
