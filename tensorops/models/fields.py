@@ -80,7 +80,7 @@ class Fields:
             return default
         if getattr(value, "shape", None) != (len(default),) or value.dtype.kind != "b":
             raise self.error(key, f"not a list of {len(default)} booleans")
-        return value.tolist()
+        return [bool(flag) for flag in value]
 
     def positive(self, key: str, default: int | None = None) -> int:
         """Return a positive integer, however large: positions, a period, or what is compared with something else."""

@@ -328,7 +328,7 @@ def test_tensors_that_predict_further_tokens_are_not_used(saved: Any, prefix: st
     folder, exact = saved("qwen35")
     arrays = copied(folder, tmp_path)
     query = arrays["model.layers.3.self_attn.q_proj.weight"]
-    extra = {f"{prefix}.fc.weight": np.ones((64, 128)), f"{prefix}.layers.0.self_attn.q_proj.weight": query}
+    extra = {f"{prefix}.fc.weight": query, f"{prefix}.layers.0.self_attn.q_proj.weight": query}
     save_file(arrays | extra, tmp_path / "model.safetensors")
     assert_close(LanguageModel.load(tmp_path)(IDS), exact)
 

@@ -457,7 +457,7 @@ def test_a_model_that_contradicts_itself(tmp_path: Path, change: dict[str, Any],
 
 
 def test_what_means_nothing_special_is_accepted(tmp_path: Path) -> None:
-    neutral = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "expert_count": 0,
+    neutral = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "expert_count": 0, "pooling_type": 3,
                "rope.dimension_count": 16, "attention.key_length": 16, "vocab_size": 269}  # fmt: skip
     model = Llama.from_gguf(write_llama(tmp_path / "model.gguf", **neutral))
     assert model.config.head_dim == 16

@@ -18,6 +18,8 @@ pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+import gguf
+
 import support
 import tensorops as tp
 from llama_reference import float64_logits
@@ -31,7 +33,7 @@ from make_gguf import (
     write_llama,
 )
 from tensorops import formats
-from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
+from tensorops.models import GGUFError, Llama, LlamaConfig, Tokenizer, open_gguf
 from tensorops.models.files.blocks import BlockWeight
 from tensorops.models.files.loading import load
 
@@ -316,6 +318,71 @@ def test_scaled_rotary_frequencies(backend: str, scaling: str | None, corrected:
     else:
         expected = float64_logits(CONFIG, llama_arrays(), PROMPTS[3], own * 4.0)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "growth"),
+    [
+        ({"attn_factor": 1.3}, 1.3),  # as of Phi-3's files, which name no scaling
+        ({"attn_factor": 1.3, "type": "none"}, 1.3),
+        ({"attn_factor": 1.0, "type": "yarn"}, 1 + 0.1 * math.log(4.0)),
+        ({"attn_factor": 1.3, "type": "yarn"}, 1.3 * (1 + 0.1 * math.log(4.0))),
+        ({"yarn_attn_factor": 1.0, "type": "yarn"}, 1.0),
+        ({"yarn_attn_factor": 1.5, "type": "yarn", "yarn_ext_factor": 1.0}, 1.5),
+    ],
+)
+def test_factors_of_what_rotates(keys: dict[str, Any], growth: float, tmp_path: Path) -> None:
+    is_yarn = keys.get("type") == "yarn"
+    keys |= {"factor": 4.0, "original_context_length": 64} if is_yarn else {}
+    path = write_llama(tmp_path / "model.gguf", **{f"rope.scaling.{key}": value for key, value in keys.items()})
+    divided = np.asarray(yarn_turns(CONFIG, 64, 4.0) if is_yarn else [1.0] * 8)
+    expected = float64_logits(CONFIG, llama_arrays(), PROMPTS[3], divided, growth)
+    logits = to_numpy(Llama.from_gguf(path, "numpy")(PROMPTS[3]))
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("kind", ["NVFP4", "Q4_0", "F32"])
+def test_matrices_with_a_scale_besides_that_of_their_blocks(kind: str, backend: str, tmp_path: Path) -> None:
+    if not tp.is_backend_available(backend):
+        pytest.skip(f"backend {backend} is not available")
+    rng, arrays = np.random.default_rng(0), llama_arrays()
+    stored, exact = dict(arrays), dict(arrays)
+    for name in ("blk.0.attn_q", "blk.0.attn_k", "blk.1.ffn_gate", "blk.1.attn_output"):
+        weight = arrays[f"{name}.weight"]
+        if kind == "NVFP4":  # groups of 16 with a scale of 8 bits from 0.0625 on
+            blocks = rng.integers(0, 256, (weight.shape[0], 36), dtype=np.uint8)
+            blocks[:, :4] = rng.integers(0x18, 0x28, (weight.shape[0], 4))
+            stored[f"{name}.weight"] = blocks
+            weight = np.asarray(formats.get("nvfp4").values(np, blocks))
+        elif kind == "Q4_0":
+            blocks = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_0)
+            weight = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q4_0)
+        scale = rng.uniform(0.3, 3.0, 1).astype(np.float32)
+        stored |= {f"{name}.scale": scale, f"{name}.input_scale": np.asarray([0.01], np.float32)}
+        exact[f"{name}.weight"] = weight.astype(np.float64) * scale
+    kinds = {name: kind for name in stored if name.removesuffix("weight") + "scale" in stored}
+    path = write_gguf(tmp_path / "model.gguf", llama_metadata() | tokenizer_metadata(), stored, kinds)
+    model = Llama.from_gguf(path, backend)
+    logits = to_numpy(model(PROMPTS[3]))
+    expected = float64_logits(CONFIG, exact, PROMPTS[3])
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_scale_of_another_shape(tmp_path: Path) -> None:
+    arrays = llama_arrays() | {"blk.0.attn_q.scale": np.ones(64, np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", llama_metadata() | tokenizer_metadata(), arrays)
+    with pytest.raises(GGUFError, match=r"tensor blk\.0\.attn_q\.scale: not part of the architecture llama"):
+        Llama.from_gguf(path)
+
+
+def test_leading_axes_of_one_do_not_matter(tmp_path: Path) -> None:
+    arrays = llama_arrays()
+    expected = to_numpy(Llama(CONFIG, arrays, backend="numpy")(PROMPTS[3]))
+    for name in ("blk.0.attn_norm.weight", "blk.1.ffn_up.weight"):
+        arrays[name] = arrays[name][None]
+    path = write_gguf(tmp_path / "model.gguf", llama_metadata() | tokenizer_metadata(), arrays)
+    np.testing.assert_array_equal(to_numpy(Llama.from_gguf(path, "numpy")(PROMPTS[3])), expected)
 
 
 @pytest.mark.costly
