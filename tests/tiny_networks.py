@@ -108,25 +108,38 @@ def _transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
+def save_network(kind: str, changes: Mapping[str, Any], folder: Path) -> Any:
+    """Save a network of a class of configurations as a folder; return it."""
+    transformers = _transformers()  # skips the test where it or torch is missing
+    import torch
+
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **changes})
+    config._attn_implementation = config._experts_implementation = "eager"  # others have no float64
+    torch.manual_seed(0)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter in network.parameters():
+        matrix = parameter.ndim > 1
+        parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
+    network.save_pretrained(folder)
+    return network
+
+
 def save(name: str, folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
     """Save a network as a folder; return its logits for some tokens, which transformers computes in float64."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers'
-        transformers = _transformers()  # skips the test where it or torch is missing
-        import torch
-
         kind, changes = NETWORKS[name]
-        sizes = {**SIZES, "max_position_embeddings": max(SIZES["max_position_embeddings"], len(ids)), **changes}
-        config = getattr(transformers, f"{kind}Config")(**sizes)
-        config._attn_implementation = config._experts_implementation = "eager"  # others have no float64
-        torch.manual_seed(0)
-        network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        for parameter in network.parameters():
-            matrix = parameter.ndim > 1
-            parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
-        network.save_pretrained(folder)
-        with torch.no_grad():
-            return network.double()(torch.tensor([ids])).logits[0].numpy()
+        longest = max(SIZES["max_position_embeddings"], len(ids))
+        network = save_network(kind, {"max_position_embeddings": longest, **changes}, folder)
+        return exact_logits(network.double(), ids)
+
+
+def exact_logits(network: Any, ids: Sequence[int]) -> np.ndarray:
+    """Return the logits of a network of transformers for some tokens."""
+    import torch
+
+    with torch.no_grad():
+        return network(torch.tensor([ids])).logits[0].numpy()
 
 
 def logits_of(folder: Path, ids: Sequence[int] = IDS) -> np.ndarray:
@@ -176,7 +189,9 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
     metadata = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in file.metadata.items()
-        if not key.endswith(left_out) and key != "general.architecture"
+        if not key.endswith(left_out)
+        and key != "general.architecture"
+        and not (key.endswith("sliding_window") and value == 0)  # which llama.cpp refuses
     }
     if f"{name}.{SSM[0]}" in metadata:
         _, count, dim = (metadata[f"{name}.{size}"] for size in SSM)
@@ -185,8 +200,8 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         metadata[f"{name}.attention.value_length_swa"] = metadata[f"{name}.attention.key_length_swa"]
         metadata[f"{name}.rope.dimension_count_swa"] = metadata[f"{name}.attention.key_length_swa"]
         metadata[f"{name}.rope.dimension_count"] = metadata[f"{name}.attention.key_length"]
-    if f"{name}.expert_count" in metadata:
-        metadata.setdefault(f"{name}.expert_feed_forward_length", metadata[f"{name}.feed_forward_length"])
+    if f"{name}.expert_count" in metadata and f"{name}.expert_feed_forward_length" not in metadata:
+        metadata[f"{name}.expert_feed_forward_length"] = metadata[f"{name}.feed_forward_length"]
     if f"{name}.rope.dimension_count" not in metadata:
         keys = arrays.get("blk.0.attn_k.weight")
         metadata[f"{name}.rope.dimension_count"] = 16 if keys is None else keys.shape[0] // heads["attn_k"]

@@ -12,7 +12,7 @@ import click
 
 from tensorops.backends.registry import resolve
 from tensorops.cli._memory import require_weights, shortage_told
-from tensorops.cli._options import configured_backend, require_available, require_configuration
+from tensorops.cli._options import configured_backend, require_available, require_configuration, warnings_told
 from tensorops.cli._progress import loading
 from tensorops.libraries import Backend
 
@@ -54,7 +54,7 @@ def load(
         require_weights(path, backend)
         mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
         world_size = ranks if mesh is None else 1
-        with loading(path), shortage_told():
+        with warnings_told(), loading(path), shortage_told():
             model = LanguageModel.load(
                 path,
                 backend.name,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -177,15 +178,22 @@ def configured_backend() -> Backend | None:
     """Return the backend that the configuration puts in force, if it names one; report a fallback."""
     from tensorops.backends.process_default import BackendFallbackWarning, in_force
 
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", BackendFallbackWarning)
+    with warnings_told(BackendFallbackWarning):
         try:
             chosen = in_force().backend
         except (RuntimeError, ValueError) as error:
             raise click.ClickException(str(error)) from None
+    return chosen
+
+
+@contextlib.contextmanager
+def warnings_told(category: type[Warning] = UserWarning) -> Iterator[None]:
+    """Print Python's warnings of a category as those of the program."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", category)
+        yield
     for warning in said:
         warn(warning.message)
-    return chosen
 
 
 def model_option(command: C) -> C:

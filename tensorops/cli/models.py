@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorops.cli import _memory, _model
-from tensorops.cli._options import escape, print_table, require_configuration, say, write_json
+from tensorops.cli._options import escape, print_table, require_configuration, say, warnings_told, write_json
 from tensorops.hardware.cpu import available_memory
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def described(path: Path, as_json: bool) -> dict[str, Any]:
     from tensorops.models.model_file import read_model
 
     try:
-        facts = facts_of(path, *read_model(path))
+        with warnings_told():
+            facts = facts_of(path, *read_model(path))
     except (ImportError, OSError, ValueError) as error:
         if not as_json:
             raise click.ClickException(str(error)) from None

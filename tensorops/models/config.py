@@ -63,7 +63,8 @@ class ModelConfig:
     window : int, optional
         The size of that window.
     local_rope_base : float, optional
-        The base of the frequencies in blocks with a window, where they are not scaled; by default those of the others.
+        The base of the frequencies in blocks with a window, where only factors among the weights scale them; by default
+        those of the others.
     attention_scale : float, optional
         The factor of products of queries and keys; by default ``head_dim ** -0.5``.
     attention_softcap, logit_softcap : float, optional

@@ -138,10 +138,10 @@ class Fields:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive number")
         return float(value)
 
-    def optional(self, key: str) -> float | None:
-        """Return a finite positive number, or None if there is none or 0."""
-        value = self.value(key)
-        return None if value is None or _is_zero(value) else self.number(key)
+    def optional(self, key: str, default: float | None = None) -> float | None:
+        """Return a finite positive number, or None if it is 0."""
+        value = self.value(key, default)
+        return None if value is None or _is_zero(value) else self.number(key, default)
 
 
 def _is_zero(value: Any) -> bool:

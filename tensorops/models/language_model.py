@@ -26,7 +26,7 @@ from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
 from .stopping import stop_texts, tokens_until
-from .weights import arrange
+from .weights import arrange, frequencies, rope_tensors
 
 if TYPE_CHECKING:
     import os
@@ -192,6 +192,7 @@ class LanguageModel:
         self._part = divide(config, ranks.size)
         with ranks.together(LOAD), self._scope():
             self._weights, self._output = arrange(config, weights, backend, ranks, precision)
+            self._rope_tensors = rope_tensors(weights)
         self._compile = compile = compile or ranks.compile
         network: Callable[..., Any] = partial(forward, self._part, ranks=ranks)
         network = ranks.spread(network, (self._weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
@@ -266,7 +267,7 @@ class LanguageModel:
 
     @property
     def context_length(self) -> int:
-        """The most tokens of a text."""
+        """The most tokens of a text; with LongRoPE it decides which factors caches and steps made later have."""
         return self._context_length
 
     @context_length.setter
@@ -276,6 +277,10 @@ class LanguageModel:
                 f"context_length is {tokens}, expected 1 to the model's context length of {self.config.context_length}"
             )
         self._context_length = tokens
+        if self._rope_tensors:
+            with self._ranks.together(LOAD), self._scope():
+                of_length = frequencies(self.config, self._rope_tensors, self.backend, self._ranks, tokens)
+                self._weights["frequencies"] = of_length
 
     def new_cache(self, capacity: int = FIRST_CAPACITY, *, kv_dtype: str | None = None) -> KVCache:
         """Return an empty cache, to be passed to successive calls.

@@ -18,14 +18,14 @@ from .matrices import matrix_of
 from .ranks import divide, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tensorops.persistent.ranks import Ranks
 
     from .config import ModelConfig
     from .matrices import Matrix
 
-__all__ = ["arrange", "separated"]
+__all__ = ["arrange", "frequencies", "rope_tensors", "separated"]
 
 Array = Any
 Float32 = npt.NDArray[np.float32]
@@ -101,16 +101,12 @@ def arrange(
             made[name.removesuffix(".weight")] = take(*names, axis=axis, lengths=lengths)
         return made
 
-    def host(function: Callable[..., Array | None], *arguments: Any) -> Array | None:
-        made = function(config, *arguments)
-        return ranks.place(lambda rank: None if made is None else tp.to_backend(made, backend), WHOLE)
-
     embedding = take("token_embd.weight")
     arranged = {
         "embedding": embedding,
         "norm": take("output_norm.weight"),
-        "frequencies": [host(_frequencies, weights), host(_frequencies, weights, config.local_rope_base is not None)],
-        "growth": host(_growth),
+        "frequencies": frequencies(config, weights, backend, ranks),
+        "growth": _placed(_growth(config), backend, ranks),
         "others": {
             weight.name.removesuffix(".weight"): take(weight.name)
             for weight in get(config.architecture).model_weights(config)
@@ -122,6 +118,25 @@ def arrange(
     if ranks.size > 1 and not left:
         return arranged, take(output, axis=0, lengths=[rows])
     return arranged, embedding if output == "token_embd.weight" else take(output)
+
+
+def frequencies(
+    config: ModelConfig, weights: Mapping[str, Stored], backend: str, ranks: Ranks, context_length: int | None = None
+) -> list[Array | None]:
+    """Return those of blocks without a window and with one, for a shorter context than the network's if it is given."""
+    context = context_length or config.context_length
+    of_kinds = (_frequencies(config, weights, context, own) for own in (False, config.local_rope_base is not None))
+    return [_placed(each, backend, ranks) for each in of_kinds]
+
+
+def rope_tensors(weights: Mapping[str, Stored]) -> dict[str, Float32]:
+    """Return what `frequencies` needs of weights, if it depends on the context."""
+    lengths = [f"rope_factors_{length}.weight" for length in ("long", "short")]
+    return {name: _on_host(weights[name]) for name in lengths} if weights.keys() >= set(lengths) else {}
+
+
+def _placed(values: Array | None, backend: str, ranks: Ranks) -> Array | None:
+    return ranks.place(lambda rank: None if values is None else tp.to_backend(values, backend), WHOLE)
 
 
 def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
@@ -196,11 +211,17 @@ def _on_host(weight: Stored) -> Float32:
     return np.asarray(host, dtype=np.float32)
 
 
-def _frequencies(config: ModelConfig, weights: Mapping[str, Stored], has_own_base: bool = False) -> Float32 | None:
+def _frequencies(
+    config: ModelConfig, weights: Mapping[str, Stored], context: int, has_own_base: bool
+) -> Float32 | None:
     """Return the scaled rotary frequencies, each divided by its factor in the file; None if those of a base apply."""
     if has_own_base:
-        return None
-    length = "long" if config.context_length > (config.original_context_length or config.context_length) else "short"
+        own = weights.get("rope_freqs_swa.weight")
+        if own is None:
+            return None
+        base = tp.rope_scaling.from_config(2 * own.shape[0], None, base=config.local_rope_base)
+        return np.asarray(base.freqs / _on_host(own), dtype=np.float32)
+    length = "long" if context > (config.original_context_length or config.context_length) else "short"
     names = ("rope_freqs.weight", f"rope_factors_{length}.weight")
     factors = next((weights[name] for name in names if name in weights), None)
     if factors is None:

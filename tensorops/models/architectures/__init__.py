@@ -201,6 +201,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "vocab_size": _vocab_size(fields, name),
         "eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
         **_rotation(fields, name, head_dim, context),
+        **(fields.windows(name, 0) if file.is_folder else {}),  # which says for every block whether it has one
         **_feed_forward(fields, name, hidden[-1]),
     }
     try:
@@ -270,6 +271,8 @@ def weights(c: ModelConfig) -> Iterator[Weight]:
     yield Weight("token_embd.weight", (c.vocab_size, c.dim))
     yield Weight("output_norm.weight", (c.dim,))
     yield Weight("output.weight", (c.vocab_size, c.dim), is_optional=True)
+    if c.windowed:
+        yield Weight("rope_freqs_swa.weight", (c.of_block(c.windowed[0]).head_dim // 2,), is_optional=True)
     for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
         yield Weight(f"{name}.weight", pairs, is_optional=True)
     yield from get(c.architecture).model_weights(c)

@@ -58,8 +58,6 @@ class Decoder:
         Whether features that rotate together are neighbours in GGUF files; in folders, they never are.
     ignored_keys : frozenset of str
         Metadata without effect, without the name before the first dot. Others that `read` does not ask for are refused.
-    ignored_folder_keys : frozenset of str
-        Keys of a ``config.json`` without effect. Others that `read_folder` does not ask for are refused.
     folder_names : mapping
         Names of tensors in GGUF files by those in folders, after that of the block, where the package gguf has none.
     normalizes_heads_together : bool
@@ -80,7 +78,6 @@ class Decoder:
     model_types: ClassVar[tuple[str, ...]] = ()
     interleaved: ClassVar[bool] = False
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
-    ignored_folder_keys: ClassVar[frozenset[str]] = frozenset()
     folder_names: ClassVar[Mapping[str, str]] = {}
     normalizes_heads_together: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
@@ -107,7 +104,10 @@ class Decoder:
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return metadata, without the name in front, for keys of a ``config.json`` that only this architecture has."""
+        """Return metadata, without the name in front, for keys of a ``config.json`` that only this architecture has.
+
+        What the file leaves out is there with the default of its ``model_type``.
+        """
         return {}
 
     @classmethod

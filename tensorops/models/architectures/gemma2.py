@@ -32,8 +32,8 @@ class Gemma2(Decoder):
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
         return cls._common(fields, name) | {
-            "attention_softcap": fields.number(f"{name}.attn_logit_softcapping", 50.0),
-            "logit_softcap": fields.number(f"{name}.final_logit_softcapping", 30.0),
+            "attention_softcap": fields.optional(f"{name}.attn_logit_softcapping", 50.0),
+            "logit_softcap": fields.optional(f"{name}.final_logit_softcapping", 30.0),
             **fields.windows(name, 2, default=4096),
         }
 
@@ -49,7 +49,8 @@ class Gemma2(Decoder):
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"attention.scale": config.get("query_pre_attn_scalar", 256) ** -0.5}
+        caps = {key: config[key] or 0.0 for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+        return caps | {"attention.scale": config["query_pre_attn_scalar"] ** -0.5}
 
     @classmethod
     def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,8 @@ class Gemma3(Gemma2):
     """Gemma 2 with norms of queries and keys in place of bounded scores, and five blocks with a window of six."""
 
     names = ("gemma3",)
-    model_types = ("gemma3_text", "gemma3")
+    model_types = ("gemma3_text",)
+    ignored_keys = frozenset(("attn_logit_softcapping",))  # which its class in transformers takes, and does not use
     LARGEST = 62
 
     @classmethod

@@ -29,7 +29,6 @@ class Gemma4(Decoder):
 
     names = ("gemma4",)
     model_types = ("gemma4_text",)
-    ignored_folder_keys = frozenset(("attention_k_eq_v", "num_global_key_value_heads", "vocab_size_per_layer_input"))
     folder_names = {  # noqa: RUF012
         "experts.down_proj": "ffn_down_exps",
         "experts.gate_up_proj": "ffn_gate_up_exps",
@@ -78,16 +77,17 @@ class Gemma4(Decoder):
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        layers, shared = config["layer_types"], config.get("num_kv_shared_layers", 0)
-        of_layers = config.get("per_layer_config") or {}
-        full = {"head_dim": config.get("global_head_dim") or 512, "num_key_value_heads": None}
+        layers, shared = config["layer_types"], config["num_kv_shared_layers"]
+        of_layers = config["per_layer_config"] or {}
+        heads = config["num_global_key_value_heads"] if config["attention_k_eq_v"] and not of_layers else None
+        full = {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}
         full |= next((of for number, of in of_layers.items() if layers[int(number)] == "full_attention"), {})
         heads = full["num_key_value_heads"] or config["num_key_value_heads"]
         experts: dict[str, Any] = {"expert_count": 0}
-        count, used = config.get("num_experts"), config.get("top_k_experts")
-        if config.get("enable_moe_block"):
+        count, used = config["num_experts"], config["top_k_experts"]
+        if config["enable_moe_block"]:
             experts = {"expert_count": count, "expert_used_count": used}
-        wide = 2 if config.get("use_double_wide_mlp") else 1
+        wide = 2 if config["use_double_wide_mlp"] else 1
         return {
             "attention.head_count_kv": [heads if kind == "full_attention" else config["num_key_value_heads"]
                                         for kind in layers],
@@ -95,7 +95,8 @@ class Gemma4(Decoder):
             "attention.value_length": full["head_dim"],
             "attention.key_length_swa": config["head_dim"],
             "attention.shared_kv_layers": shared,
-            "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input", 0),
+            "final_logit_softcapping": config["final_logit_softcapping"] or 0.0,
+            "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
             **experts,
             "feed_forward_length": [config["intermediate_size"] * (wide if i >= len(layers) - shared else 1)
                                     for i in range(len(layers))],

@@ -49,8 +49,8 @@ class Granite(Decoder):
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        scales = {key: config[theirs] for key, theirs in SCALES.values() if theirs in config}
-        return scales | {"logit_scale": config.get("logits_scaling", 1.0)}
+        scales = {key: config[theirs] for key, theirs in SCALES.values()}
+        return scales | {"logit_scale": config["logits_scaling"]}
 
     @staticmethod
     def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array]:

@@ -30,4 +30,4 @@ class Mistral3(Decoder):
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"attention.temperature_scale": config.get("rope_parameters", {}).get("llama_4_scaling_beta", 0.0)}
+        return {"attention.temperature_scale": config["rope_parameters"].get("llama_4_scaling_beta", 0.0)}

@@ -5,12 +5,7 @@ Abdin et al., "Phi-3 Technical Report", https://arxiv.org/abs/2404.14219
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from ._decoder import Decoder
-
-if TYPE_CHECKING:
-    from tensorops.models.fields import Fields
 
 __all__ = ["Phi3"]
 
@@ -20,10 +15,6 @@ class Phi3(Decoder):
 
     names = ("phi3",)
     model_types = ("phi3",)
+    # The converters of GGUF files did not always write the right window, so llama.cpp ignores it, too.
     ignored_keys = frozenset(("attention.sliding_window",))
     fused = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}  # noqa: RUF012
-
-    @classmethod
-    def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        # The converters of GGUF files did not always write the right window, so llama.cpp ignores it, too.
-        return fields.windows(name, 0) if fields.file.is_folder else {}

@@ -36,7 +36,6 @@ class Qwen35(Decoder):
     names = ("qwen35", "qwen35moe")
     model_types = ("qwen3_5_text", "qwen3_5_moe_text")
     ignored_keys = frozenset(("ssm.inner_size", "rope.dimension_sections"))
-    ignored_folder_keys = frozenset(("linear_key_head_dim", "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers"))
     folder_names = {  # noqa: RUF012
         "linear_attn.A_log": "ssm_a",
         "linear_attn.conv1d": "ssm_conv1d",
@@ -63,12 +62,14 @@ class Qwen35(Decoder):
         is_recurrent = fields.flags(f"{name}.attention.recurrent_layers", by_interval)
         own = blocks - fields.natural(f"{name}.nextn_predict_layers", 0)
         recurrent = tuple(block for block in range(own) if is_recurrent[block])
+        if len(recurrent) == own:
+            raise fields.error(f"{name}.attention.recurrent_layers", "no block has attention")
         return {"is_gated": True, "recurrent": recurrent, "is_tiled": not fields.file.is_folder, **sizes}
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {key: config.get(theirs) for key, theirs in SIZES.values()}
-        return sizes | {"full_attention_interval": config.get("full_attention_interval", 4)}
+        sizes = {key: config[theirs] for key, theirs in SIZES.values()}
+        return sizes | {"attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]]}
 
     @classmethod
     def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:

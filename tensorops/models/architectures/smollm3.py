@@ -23,15 +23,14 @@ class SmolLM3(Decoder):
     names = ("smollm3",)
     model_types = ("smollm3",)
     interleaved = True
-    ignored_folder_keys = frozenset(("no_rope_layer_interval",))
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
-        return {"unrotated": tuple(range(3, fields.positive(f"{name}.block_count"), 4))}
+        every_fourth = [bool((block + 1) % 4) for block in range(fields.positive(f"{name}.block_count"))]
+        rotates = fields.flags(f"{name}.rope.layers", every_fourth)  # of a folder
+        return {"unrotated": tuple(block for block, is_rotated in enumerate(rotates) if not is_rotated)}
 
     @classmethod
     def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        rotates = config.get("no_rope_layers")  # 1 where a block has a rotary embedding, in spite of the name
-        if rotates and rotates != [int((block + 1) % 4 != 0) for block in range(len(rotates))]:
-            raise ValueError(f"no_rope_layers: {rotates!r:.60} is not supported, only every fourth")
-        return {}
+        # 1 where a block has a rotary embedding, in spite of the name
+        return {"rope.layers": [bool(rotates) for rotates in config["no_rope_layers"]]}

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import tensorops as tp
 from tensorops.models import architectures
 from tensorops.models._errors import GGUFError, missing
 
+from . import configurations
 from ._open_file import read_whole
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
@@ -44,9 +46,6 @@ TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 # Keys of a GGUF file by those of a folder that say the same.
 KEYS = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "head_dim": "attention.key_length",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "max_position_embeddings": "context_length",
@@ -57,75 +56,17 @@ KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "num_hidden_layers": "block_count",
     "num_key_value_heads": "attention.head_count_kv",
-    "num_local_experts": "expert_count",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
-    "sliding_window": "attention.sliding_window",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
     "vocab_size": "vocab_size",
 }
-# Keys that are read below, and those that have no effect on what a network computes.
-OTHERS = frozenset(
-    [
-        "architectures",
-        "attention_bias",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "dtype",
-        "embd_pdrop",
-        "eos_token_id",
-        "experts_per_token",
-        "hidden_act",
-        "hidden_activation",
-        "id2label",
-        "initial_context_length",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "layer_types",
-        "max_window_layers",
-        "mlp_bias",
-        "model_type",
-        "original_max_position_embeddings",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "partial_rotary_factor",
-        "pretraining_tp",
-        "problem_type",
-        "quantization",
-        "quantization_config",
-        "resid_pdrop",
-        "return_dict",
-        "rope_local_base_freq",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-        "use_sliding_window",
-    ]
-)
-# Keys that are supported only with one value.
-NEUTRAL = {
-    "use_bidirectional_attention": "vision",
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0,
-}
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
+# What sees and hears, and what makes features of it that are as wide as those of tokens.
+TOWERS = re.compile(
+    r"(?:model\.)?((?:vision|audio)_(?:tower|model|embedder)|embed_(?:vision|audio)|multi_modal_projector|visual)\."
+)
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
@@ -160,36 +101,24 @@ def open_folder(path: str | os.PathLike[str]) -> GGUFFile:
 
 def _translated(folder: Path, config: _Config) -> GGUFFile:
     architecture, name = config.architecture()
+    stored = combined(_tensors(folder), config.quantization())
+    blocks = config.blocks()
+    if blocks > len(stored):  # what follows has a table of names, and a kind, for each
+        raise config.error("num_hidden_layers", f"{blocks!r:.40} blocks, but only {len(stored)} tensors")
+    config.complete()
+    config.check_keys()
     config.check_activation(architecture.activation)
     metadata: dict[str, Any] = {"general.architecture": name}
     metadata |= {
         f"{name}.{key}": np.asarray(value) if isinstance(value, list) else value
         for key, value in config.metadata(architecture)
     }
-    tensors = dict(_named(folder, name, architecture, config))
-    dims = metadata.get(f"{name}.attention.key_length") or config.head_dim()
+    tensors = dict(_named(folder, name, architecture, blocks, stored))
+    dims = metadata[f"{name}.attention.key_length"]
     if not 0 < dims <= max((length for tensor in tensors.values() for length in tensor.shape), default=0):
         raise config.error("head_dim", f"{dims!r:.40} is more than a tensor has, or not positive")
-    tensors |= _rope_factors(config, dims)
+    tensors |= _rope_factors(config, dims, metadata.get(f"{name}.attention.key_length_swa", dims))
     return GGUFFile(str(folder), metadata, tensors, is_folder=True)
-
-
-class _Asked(Mapping[str, Any]):
-    """A ``config.json`` that notes for which of its keys it was asked."""
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._content = content
-        self.keys_asked: set[str] = set()
-
-    def __getitem__(self, key: str) -> Any:
-        self.keys_asked.add(key)
-        return self._content[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._content)
-
-    def __len__(self) -> int:
-        return len(self._content)
 
 
 class _Config:
@@ -197,26 +126,15 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        content = _read_json(path)
-        self.model_type = str(content.get("model_type"))
-        self._outer = content
-        text = content.get("text_config")  # of a network that sees images, too
-        self._content = {**text} if isinstance(text, dict) else content
-        if isinstance(text, dict):
-            self.model_type = str(text.get("model_type", self.model_type))
+        self._outer = _read_json(path)
+        text = self._outer.get("text_config")  # of a network that sees images, too
+        self._written = text if isinstance(text, dict) else self._outer
+        model_type = str(self._written.get("model_type", self._outer.get("model_type")))
+        self.model_type = configurations.TEXT_TYPES.get(model_type, model_type)
+        self._content: Mapping[str, Any] = self._written  # until it is complete
 
     def error(self, key: str, problem: str) -> GGUFError:
         return GGUFError(str(self.path), key, problem)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        found = self._content.get(key)
-        return default if found is None else found
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a number")
-        return value
 
     def architecture(self) -> tuple[type[architectures.Decoder], str]:
         """Return the architecture, and its name in GGUF files."""
@@ -227,124 +145,126 @@ class _Config:
         place = found.model_types.index(self.model_type)
         return found, found.names[min(place, len(found.names) - 1)]
 
+    def blocks(self) -> int:
+        """Return the number of blocks, before anything is made for each."""
+        default = configurations.DEFAULTS.get(self.model_type, {}).get("num_hidden_layers")
+        blocks = self._written.get("num_hidden_layers", default)
+        if type(blocks) is not int or blocks < 1:
+            raise self.error("num_hidden_layers", "missing" if blocks is None else f"{blocks!r:.40} is not a number")
+        return blocks
+
+    def complete(self) -> None:
+        """Add what is not written."""
+        try:
+            self._content = configurations.complete(self.model_type, self._written)
+        except KeyError as error:
+            raise self.error(str(error.args[0]), "missing") from None
+
+    def check_keys(self) -> None:
+        """Raise for a key that the network would need; name those of which that is not known in a warning."""
+        unknown = []
+        for key, value in self._written.items():
+            allowed = configurations.SUPPORTED_ONLY.get(key)
+            has_effect = configurations.has_effect(self.model_type, key, value)
+            if has_effect and allowed is not None and value not in allowed:
+                raise self.error(key, f"{value!r:.60} is not supported")
+            if has_effect is None:
+                unknown.append(key)
+        if unknown:
+            warnings.warn(f"{self.path}: unknown keys are ignored: {', '.join(sorted(unknown))}", stacklevel=2)
+
     def metadata(self, architecture: type[architectures.Decoder]) -> Iterator[tuple[str, Any]]:
         """Yield keys of a GGUF file, without the name of the architecture, and their values."""
-        asked = _Asked(self._content)
-        own = architecture.read_folder(asked)
-        known = KEYS.keys() | OTHERS | asked.keys_asked | architecture.ignored_folder_keys
-        for key, value in self._content.items():
-            if key in KEYS and value is not None:
-                yield KEYS[key], value
-            elif key not in known:
-                allowed: tuple[Any, ...] = (None, False, 0, "", [], {}, NEUTRAL.get(key))
-                if value not in allowed and not key.startswith("_"):
-                    raise self.error(key, f"{value!r:.60} is not supported")
-        head_dim = self.get("head_dim")
-        if head_dim is not None:
-            yield "attention.value_length", head_dim
-        if layers := self.get("layer_types"):
-            kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * ("ssm.group_count" in own))}
-            if not set(layers) <= kinds:
-                raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
-            if "sliding_attention" in layers:
-                yield "attention.sliding_window_pattern", np.asarray([kind == "sliding_attention" for kind in layers])
-        elif self.get("use_sliding_window") is False:
-            yield "attention.sliding_window", 0
+        known, config = configurations.DEFAULTS.get(self.model_type, KEYS), self._content
+        for key, ours in KEYS.items():
+            if key in known and config.get(key) is not None:
+                yield ours, config[key]
+        yield "attention.key_length", config["head_dim"]
+        yield "attention.value_length", config["head_dim"]
+        layers = config["layer_types"]
+        kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * ("linear_num_key_heads" in known))}
+        if not set(layers) <= kinds:
+            raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
+        windowed = [kind == "sliding_attention" for kind in layers]
+        if any(windowed) and config["sliding_window"] is None:
+            raise self.error("sliding_window", "null, but layer_types has blocks with a window")
+        yield "attention.sliding_window", config["sliding_window"] if any(windowed) else 0
+        if any(windowed):
+            yield "attention.sliding_window_pattern", np.asarray(windowed)
         yield from self._rotation()
-        yield from own.items()
+        yield from architecture.read_folder(config).items()
 
     def check_activation(self, activation: str) -> None:
         """Raise unless the gated unit is the one of the architecture."""
-        key = "hidden_activation" if self.get("hidden_activation") else "hidden_act"
-        if (given := GATED.get(self.get(key, "silu"))) != activation and activation in GATED.values():
-            raise self.error(key, f"{self.get(key)!r:.40} is not supported, {given} instead of {activation}")
+        key = "hidden_activation" if "hidden_activation" in self._content else "hidden_act"
+        if (given := GATED.get(self._content[key])) != activation and activation in GATED.values():
+            raise self.error(key, f"{self._content[key]!r:.40} is not supported, {given} instead of {activation}")
 
     def quantization(self) -> dict[str, Any]:
         """Return how weights are quantised."""
-        found = self._outer.get("quantization") or self.get("quantization_config") or {}
+        found = self._outer.get("quantization") or self._written.get("quantization_config")
+        found = found or self._outer.get("quantization_config") or {}
         if not isinstance(found, dict) or found.get("quant_method", "gptq") not in ("gptq", "awq", "fp8", "mxfp4"):
             raise self.error("quantization_config", f"{found!r:.200} is not supported")
         return found
 
     # -------------------------------------------------------------------------------- rotary embeddings
 
-    def rope(self, kind: str = "full_attention") -> dict[str, Any]:
+    def rope(self, kind: str = "full_attention") -> Mapping[str, Any]:
         """Return the parameters of the rotary embedding, of blocks of a kind."""
-        given = self.get("rope_parameters") or self.get("rope_scaling") or {}
-        given = given.get(kind, given) if isinstance(given, dict) else {}
-        found = {"rope_theta": self.get("rope_theta"), **(given or {})}
-        return {key: value for key, value in found.items() if value is not None}
-
-    def rope_type(self) -> str:
-        rope = self.rope()
-        return str(rope.get("rope_type", rope.get("type", "default")))
-
-    def original_context(self) -> int:
-        """Return the length of the context before it was made longer."""
-        given = self.rope().get("original_max_position_embeddings", self.get("original_max_position_embeddings"))
-        return int(given or self.number("max_position_embeddings"))
-
-    def head_dim(self) -> int:
-        return int(self.get("head_dim") or self.number("hidden_size") // self.number("num_attention_heads"))
+        ropes: Mapping[str, Any] = self._content["rope_parameters"]
+        parameters: Mapping[str, Any] = ropes.get(kind, ropes)
+        return parameters
 
     def _rotation(self) -> Iterator[tuple[str, Any]]:
-        rope, kind = self.rope(), self.rope_type()
-        if "rope_theta" in rope:
-            yield "rope.freq_base", rope["rope_theta"]
-        local = self.rope("sliding_attention").get("rope_theta") if "rope_parameters" in self._content else None
-        if local := self.get("rope_local_base_freq", local if local != rope.get("rope_theta") else None):
-            yield "rope.freq_base_swa", local
-        partial = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
+        rope, local = self.rope(), self.rope("sliding_attention")
+        kind = rope["rope_type"]
+        yield "rope.freq_base", float(rope["rope_theta"])
+        if local is not rope:
+            yield "rope.freq_base_swa", float(local["rope_theta"])
+            if local["rope_type"] not in ("default", "linear"):
+                raise self.error("rope_parameters", f"{local['rope_type']!r:.40} is not supported with a window")
+        partial = rope.get("partial_rotary_factor", 1.0)
         if partial != 1.0 and kind != "proportional":
-            yield "rope.dimension_count", int(self.head_dim() * partial)
-        if kind in ("default", "proportional"):  # whose frequencies are a tensor
-            return
-        if kind not in ("linear", "yarn", "llama3", "longrope"):
+            yield "rope.dimension_count", int(self._content["head_dim"] * partial)
+        if kind not in ("default", "proportional", "linear", "yarn", "llama3", "longrope"):
             raise self.error("rope_parameters", f"rope_type {kind!r:.40} is not supported")
-        if kind != "llama3":
-            yield "rope.scaling.type", kind
+        if "original_max_position_embeddings" in rope and kind != "llama3":
+            yield "rope.scaling.original_context_length", rope["original_max_position_embeddings"]
+        if kind in ("default", "proportional", "llama3"):  # whose frequencies are a tensor
+            return
+        yield "rope.scaling.type", kind
         if kind in ("linear", "yarn"):
-            yield "rope.scaling.factor", float(rope.get("factor", 1.0))
+            yield "rope.scaling.factor", float(rope["factor"])
         if kind == "longrope":
-            yield "rope.scaling.original_context_length", self.original_context()
-            factor = self.number("max_position_embeddings") / self.original_context()
-            growth = math.sqrt(1.0 + math.log(factor) / math.log(self.original_context())) if factor > 1.0 else 1.0
-            yield "rope.scaling.attn_factor", float(rope.get("attention_factor", growth))
+            yield "rope.scaling.attn_factor", float(rope["attention_factor"])
         if kind == "yarn":
-            yield "rope.scaling.original_context_length", self.original_context()
-            yield from self._yarn(rope)
-
-    def _yarn(self, rope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        for key in ("beta_fast", "beta_slow"):
-            if key in rope:
-                yield f"rope.scaling.yarn_{key}", float(rope[key])
-        yield "rope.scaling.truncate", bool(rope.get("truncate", True))
-        if rope.get("mscale_all_dim") and rope.get("mscale"):
-            if rope["mscale"] != 1.0:
-                raise self.error("rope_parameters", f"mscale {rope['mscale']!r:.40} is not supported, only 1.0")
-            yield "rope.scaling.yarn_log_multiplier", float(rope["mscale_all_dim"])
-        elif "attention_factor" in rope:
-            own = 1.0 + 0.1 * math.log(max(float(rope.get("factor", 1.0)), 1.0))
+            for key in ("beta_fast", "beta_slow"):
+                if rope.get(key):
+                    yield f"rope.scaling.yarn_{key}", float(rope[key])
+            yield "rope.scaling.truncate", bool(rope.get("truncate", True))
+            # A file has a factor of YaRN's own growth.
+            own = 1.0 + 0.1 * math.log(max(float(rope["factor"]), 1.0))
             yield "rope.scaling.attn_factor", float(rope["attention_factor"]) / own
 
 
-def _rope_factors(config: _Config, dims: int) -> dict[str, Stored]:
+def _rope_factors(config: _Config, dims: int, local_dims: int) -> dict[str, Stored]:
     """Return the numbers by which frequencies are divided, as tensors."""
-    rope, kind = config.rope(), config.rope_type()
-    base = rope.get("rope_theta", 10000.0)
+    rope, local = config.rope(), config.rope("sliding_attention")
+    kind, base, divisors = rope["rope_type"], rope["rope_theta"], {}
+    if local is not rope and local["rope_type"] == "linear":
+        divisors["rope_freqs_swa"] = np.full(local_dims // 2, float(local["factor"]))
     if kind == "proportional":  # the other features do not rotate
         turning = int(dims * rope.get("partial_rotary_factor", 1.0)) // 2
-        own = np.where(np.arange(dims // 2) < turning, 1.0, 1e30)
-        return {"rope_freqs.weight": _constant("rope_freqs.weight", own)}
-    if kind == "llama3":
-        options = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        divisors["rope_freqs"] = np.where(np.arange(dims // 2) < turning, rope.get("factor") or 1.0, 1e30)
+    elif kind == "llama3":
+        dims = int(dims * rope.get("partial_rotary_factor", 1.0))
+        options = {key: value for key, value in rope.items() if key in LLAMA3 or key == "rope_type"}
         scaled = tp.rope_scaling.from_config(dims, options, base=base).freqs
-        own = tp.rope_scaling.from_config(dims, None, base=base).freqs / scaled
-        return {"rope_freqs.weight": _constant("rope_freqs.weight", own)}
-    if kind != "longrope":
-        return {}
-    named = {f"rope_factors_{length}.weight": rope.get(f"{length}_factor") for length in ("long", "short")}
-    return {name: _constant(name, np.asarray(factors)) for name, factors in named.items()}
+        divisors["rope_freqs"] = tp.rope_scaling.from_config(dims, None, base=base).freqs / scaled
+    elif kind == "longrope":
+        divisors |= {f"rope_factors_{length}": np.asarray(rope[f"{length}_factor"]) for length in ("long", "short")}
+    return {f"{name}.weight": _constant(f"{name}.weight", values) for name, values in divisors.items()}
 
 
 def _constant(name: str, values: Any) -> ComputedTensor:
@@ -356,14 +276,11 @@ def _constant(name: str, values: Any) -> ComputedTensor:
 
 
 def _named(
-    folder: Path, name: str, architecture: type[architectures.Decoder], config: _Config
+    folder: Path, name: str, architecture: type[architectures.Decoder], blocks: int, stored: Mapping[str, Stored]
 ) -> Iterator[tuple[str, Stored]]:
     """Yield tensors by the names that they have in a GGUF file."""
-    blocks, found = config.number("num_hidden_layers"), combined(_tensors(folder), config.quantization())
-    if blocks > len(found):  # a table of names is made for each
-        raise config.error("num_hidden_layers", f"{blocks!r:.40} blocks, but only {len(found)} tensors")
     kind = next((kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == name), None)
-    known = None if kind is None else gguf.get_tensor_name_map(kind, int(blocks))
+    known = None if kind is None else gguf.get_tensor_name_map(kind, blocks)
 
     def renamed(theirs: str) -> str:
         stem, _, suffix = theirs.rpartition(".")
@@ -376,11 +293,16 @@ def _named(
             raise GGUFError(str(folder), f"tensor {theirs}", f"is not known to the architecture {name}")
         return f"{own}.{suffix}"
 
+    towers: set[str] = set()
     plain: dict[str, Stored] = {}
     experts: dict[str, dict[int, Stored]] = {}
-    for theirs, tensor in found.items():
+    for theirs, tensor in stored.items():
         theirs = theirs.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
-        if re.search(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\.", theirs):
+        theirs = theirs.replace("language_model.lm_head.", "lm_head.")
+        if tower := TOWERS.match(theirs):
+            towers.add(tower[1])
+            continue
+        if re.search(r"rotary_emb\.inv_freq$|^(model\.)?mtp\.", theirs):  # computed; predict further tokens
             continue
         one = EXPERT.fullmatch(theirs)
         ours = renamed(f"{one[1]}.{one[3]}" if one else theirs)
@@ -389,6 +311,8 @@ def _named(
         if key in place:
             raise GGUFError(str(folder), f"tensor {theirs}", f"another one is {ours}, too")
         place[key] = tensor
+    if towers:
+        warnings.warn(f"{folder}: only text is run, without {', '.join(sorted(towers))}", stacklevel=2)
     for ours, parts in experts.items():
         if ours in plain:
             raise GGUFError(str(folder), f"tensor {ours}", "is there for all experts, and for each")
