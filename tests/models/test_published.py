@@ -31,6 +31,7 @@ from safetensors.numpy import load_file, save_file
 import tensorops as tp
 from tensorops.models import GGUFError, LanguageModel, architectures
 from tensorops.models.files.folder import open_folder
+from tensorops.models.weights import separated
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("published_configurations.json").read_text(encoding="utf-8")
@@ -65,6 +66,16 @@ def loaded() -> list[str]:
     return [name for name, (_, verdict) in rows_of_the_page().items() if verdict == "loads"]
 
 
+def loaded_or_exhaustive() -> list[Any]:
+    """Return parameters, of which a short run takes the first with each set of keys."""
+    first: dict[Any, str] = {}
+    for name in loaded():
+        text = text_of(PUBLISHED[name]["config"])
+        first.setdefault((text["model_type"], frozenset(text), str(text.get("rope_scaling"))[:40]), name)
+    exhaustive = pytest.mark.exhaustive
+    return [pytest.param(name, marks=() if name in first.values() else exhaustive) for name in loaded()]
+
+
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
     return config["text_config"] if "text_config" in config else config
 
@@ -90,7 +101,8 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
         text["linear_num_value_heads"] = 2 * text["linear_num_value_heads"] // text["linear_num_key_heads"]
         text["linear_num_key_heads"] = 2
     text["hidden_size"] = 48 if is_explicit else 16 * ratio * few
-    blocks = text["num_hidden_layers"] = min(text["num_hidden_layers"], 7)
+    most = 4 if "linear_num_key_heads" in text else 7  # so many have every kind, and states add little rounding
+    blocks = text["num_hidden_layers"] = min(text["num_hidden_layers"], most)
     for key in ("layer_types", "no_rope_layers"):
         if text.get(key):
             text[key] = text[key][:blocks]
@@ -173,12 +185,79 @@ def test_the_page_has_a_row_for_each() -> None:
     assert len(PUBLISHED) >= 60
 
 
-@pytest.mark.parametrize("name", loaded())
+@pytest.mark.parametrize("name", loaded_or_exhaustive())
 def test_the_logits_of_a_published_configuration(name: str, root: Path) -> None:
     folder, exact = saved(name, root)
     model = LanguageModel.load(folder, "numpy")
     logits = np.asarray(tp.to_backend(model(IDS), "numpy"))
     np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-5 * np.abs(exact).max())
+
+
+def write_with_a_hole(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Write a safetensors file whose numbers take no space, as nothing is written there."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    content = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(content)) + content)
+        file.truncate(8 + len(content) + end)
+
+
+def in_separate_experts(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of Mixtral's published file, which has a matrix for each expert."""
+    separate: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        stem = name.partition(".mlp.")[0] + ".block_sparse_moe"
+        if name.endswith("mlp.experts.gate_up_proj"):
+            for i in range(shape[0]):
+                separate |= {f"{stem}.experts.{i}.{part}.weight": (shape[1] // 2, shape[2]) for part in ("w1", "w3")}
+        elif name.endswith("mlp.experts.down_proj"):
+            separate |= {f"{stem}.experts.{i}.w2.weight": shape[1:] for i in range(shape[0])}
+        else:
+            separate[name.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = shape
+    return separate
+
+
+@pytest.mark.parametrize("name", loaded_or_exhaustive())
+def test_the_numbers_of_a_published_configuration(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    network = network_of(tmp_path, "meta")
+    theirs = network.config
+    tied = {"lm_head.weight"} if theirs.tie_word_embeddings else set()
+    shapes = {
+        placed(key, published): tuple(value.shape) for key, value in network.state_dict().items() if key not in tied
+    }
+    shapes = in_separate_experts(shapes) if theirs.model_type == "mixtral" else shapes
+    write_with_a_hole(tmp_path / "model.safetensors", shapes)
+    file = open_folder(tmp_path)
+    ours = architectures.read_config(file)
+    tensors = separated(ours, file.tensors)
+    assert architectures.find_misfit(ours, {key: tensor.shape for key, tensor in tensors.items()}) is None
+    assert ours.blocks == theirs.num_hidden_layers
+    assert ours.dim == theirs.hidden_size
+    assert (ours.heads, ours.kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.vocab_size == theirs.vocab_size
+    assert ours.context_length == theirs.max_position_embeddings
+    assert ours.eps == theirs.rms_norm_eps
+    window = getattr(theirs, "sliding_window", None)
+    kinds = (
+        getattr(theirs, "layer_types", None) or [f"{'full' if window is None else 'sliding'}_attention"] * ours.blocks
+    )
+    assert ours.windowed == tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    assert ours.recurrent == tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    assert not ours.windowed or ours.window == window
+    ropes = theirs.rope_parameters
+    full = ropes.get("full_attention", ropes)
+    assert ours.rope_base == full["rope_theta"]
+    assert ours.rope_factor == (full["factor"] if full["rope_type"] in ("linear", "yarn") else 1.0)
+    if "sliding_attention" in ropes:
+        base = ours.rope_base if ours.local_rope_base is None else ours.local_rope_base
+        assert base == ropes["sliding_attention"]["rope_theta"]
+    assert ours.experts == (getattr(theirs, "num_experts", None) or getattr(theirs, "num_local_experts", 0))
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in loaded()])

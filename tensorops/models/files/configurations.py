@@ -124,6 +124,9 @@ HARMLESS = frozenset([
     "quantization_config", "resid_pdrop", "return_dict", "rope_interleaved", "rope_scaling", "router_aux_loss_coef",
     "router_jitter_noise", "sliding_window_size", "tokenizer_class", "torch_dtype", "transformers.js_config",
     "transformers_version", "unk_token_id", "use_cache", "use_flash_attention_2", "use_qk_norm", "use_sliding_window",
+    # How texts are generated: older versions of transformers wrote this into the same file.
+    "do_sample", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "repetition_penalty", "task_specific_params", "temperature", "top_k", "top_p", "typical_p",
 ])  # fmt: skip
 HARMLESS_PREFIXES = ("_", "mtp_", "unsloth_")
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
