@@ -77,7 +77,8 @@ def loaded_or_exhaustive() -> list[Any]:
 
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
-    return config["text_config"] if "text_config" in config else config
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
 
 
 def small(config: dict[str, Any]) -> dict[str, Any]:
@@ -126,8 +127,8 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
 def network_of(folder: Path, device: str) -> Any:
     """Return the network of the text that transformers makes of a folder's configuration."""
     import torch
-    import transformers
 
+    transformers: Any = pytest.importorskip("transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers'
         config = transformers.AutoConfig.from_pretrained(folder)
