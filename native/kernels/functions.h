@@ -7,9 +7,6 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-template <class V>
-using Element = decltype(V{}[0] + 0);
-
 struct Relu {
     template <class V>
     V operator()(V x) const {

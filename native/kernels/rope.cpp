@@ -22,6 +22,12 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
+template <class F>
+Vec<double> by_lane(Vec<double> x, F f) {
+    for (std::int64_t i = 0; i < kLanes<double>; ++i) x[i] = f(x[i]);
+    return x;
+}
+
 constexpr std::int64_t kTable = 16 * 1024;  // bytes of the angles of a block of positions, for the first-level cache
 
 template <class C>

@@ -55,6 +55,8 @@ inline constexpr std::int64_t kLanes = kVectorBytes / sizeof(Compute<T>);
 typedef std::int32_t I32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint32_t U32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes / 2)));
+// And for the lanes of a vector of double
+typedef std::uint64_t U64 __attribute__((vector_size(kVectorBytes)));
 typedef std::int8_t I8 __attribute__((vector_size(kFloats)));
 typedef std::uint8_t U8 __attribute__((vector_size(kFloats)));
 
@@ -66,7 +68,9 @@ inline V load_bits(const T* p) {
 }
 
 inline U32 bits_of(Vec<float> v) { return reinterpret_cast<U32>(v); }
+inline U64 bits_of(Vec<double> v) { return reinterpret_cast<U64>(v); }
 inline Vec<float> floats_of(U32 v) { return reinterpret_cast<Vec<float>>(v); }
+inline Vec<double> floats_of(U64 v) { return reinterpret_cast<Vec<double>>(v); }
 
 // ---- load: kVectorBytes / sizeof(Compute) elements, widened to the type in which kernels compute
 

@@ -1,11 +1,19 @@
-// exp, expm1, log1p, tanh, sigmoid and gelu on vectors: written once for all targets.
+// exp, expm1, log1p, tanh, sigmoid and gelu on vectors: written once for all targets, in float32 and float64.
 //
-// float32: polynomials fitted to minimize the largest relative error. AVX-512 looks up those of a segment in registers;
-// other targets have one for all arguments. Largest errors in units of the last place, of which a result has up to two
-// for each eps (native/tests): 1 for exp, 2.5 for sigmoid and 5 for gelu, which is less than 3 eps; without a fused
-// multiply-add gelu has 6.5; with AVX-512 sigmoid has 1.5 and gelu 3. What an operator adds is in
-// tests/kernels/cpu/test_activation.py.
-// float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
+// Polynomials and quotients of such, fitted to minimize the largest relative error. In float32, AVX-512 looks up those
+// of a segment in registers; other targets have one for all arguments. Largest errors in units of the last place, of
+// which a result has up to two for each eps (native/tests):
+//
+//              float32                                                    float64
+//   exp        1                                                          1
+//   expm1      1.5                                                        1.25
+//   log1p      1.5                                                        1.25
+//   tanh       1.75                                                       2.5
+//   sigmoid    2.5; 1.5 with AVX-512                                      2.5
+//   gelu       5, less than 3 eps; 3 with AVX-512, 6.5 without a fused    4.75, less than 3 eps
+//              multiply-add
+//
+// What an operator adds is in tests/kernels/cpu/test_activation.py.
 #pragma once
 
 #include <cmath>
@@ -14,19 +22,13 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-template <class F>
-inline Vec<double> by_lane(Vec<double> x, F f) {
-    constexpr int lanes = kVectorBytes / sizeof(double);
-    for (int i = 0; i < lanes; ++i) x[i] = f(x[i]);
-    return x;
-}
+template <class V>
+using Element = decltype(V{}[0] + 0);
 
 inline Vec<float> absolute(Vec<float> x) { return floats_of(bits_of(x) & 0x7fffffffu); }
 // -|x|
 inline Vec<float> minus_magnitude(Vec<float> x) { return floats_of(bits_of(x) | 0x80000000u); }
-inline Vec<double> minus_magnitude(Vec<double> x) {
-    return by_lane(x, [](double a) { return -std::fabs(a); });
-}
+inline Vec<double> minus_magnitude(Vec<double> x) { return floats_of(bits_of(x) | std::uint64_t{1} << 63); }
 
 // Compilers make one instruction of the loop.
 template <class V>
@@ -36,32 +38,59 @@ inline V square_root(V x) {
 }
 
 // The larger and the smaller of x and a bound; NaN stays NaN, and a zero keeps its sign.
-inline Vec<float> at_least(Vec<float> x, float bound) {
-    const Vec<float> b = Vec<float>{} + bound;
 #if defined(__AVX512F__)
-    return reinterpret_cast<Vec<float>>(_mm512_max_ps(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(x)));
-#elif defined(__AVX2__)
-    return reinterpret_cast<Vec<float>>(_mm256_max_ps(reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(x)));
-#elif defined(__x86_64__)
-    return reinterpret_cast<Vec<float>>(_mm_max_ps(reinterpret_cast<__m128>(b), reinterpret_cast<__m128>(x)));
-#else
-    return x < b ? b : x;
-#endif
+inline Vec<float> at_least(Vec<float> x, Vec<float> bound) {
+    return reinterpret_cast<Vec<float>>(_mm512_max_ps(reinterpret_cast<__m512>(bound), reinterpret_cast<__m512>(x)));
 }
-inline Vec<double> at_least(Vec<double> x, double bound) { return x < bound ? Vec<double>{} + bound : x; }
 inline Vec<float> at_most(Vec<float> x, Vec<float> bound) {
-#if defined(__AVX512F__)
     return reinterpret_cast<Vec<float>>(_mm512_min_ps(reinterpret_cast<__m512>(bound), reinterpret_cast<__m512>(x)));
-#elif defined(__AVX2__)
-    return reinterpret_cast<Vec<float>>(_mm256_min_ps(reinterpret_cast<__m256>(bound), reinterpret_cast<__m256>(x)));
-#elif defined(__x86_64__)
-    return reinterpret_cast<Vec<float>>(_mm_min_ps(reinterpret_cast<__m128>(bound), reinterpret_cast<__m128>(x)));
-#else
-    return x > bound ? bound : x;
-#endif
 }
+inline Vec<double> at_least(Vec<double> x, Vec<double> bound) {
+    return reinterpret_cast<Vec<double>>(_mm512_max_pd(reinterpret_cast<__m512d>(bound), reinterpret_cast<__m512d>(x)));
+}
+inline Vec<double> at_most(Vec<double> x, Vec<double> bound) {
+    return reinterpret_cast<Vec<double>>(_mm512_min_pd(reinterpret_cast<__m512d>(bound), reinterpret_cast<__m512d>(x)));
+}
+#elif defined(__AVX2__)
+inline Vec<float> at_least(Vec<float> x, Vec<float> bound) {
+    return reinterpret_cast<Vec<float>>(_mm256_max_ps(reinterpret_cast<__m256>(bound), reinterpret_cast<__m256>(x)));
+}
+inline Vec<float> at_most(Vec<float> x, Vec<float> bound) {
+    return reinterpret_cast<Vec<float>>(_mm256_min_ps(reinterpret_cast<__m256>(bound), reinterpret_cast<__m256>(x)));
+}
+inline Vec<double> at_least(Vec<double> x, Vec<double> bound) {
+    return reinterpret_cast<Vec<double>>(_mm256_max_pd(reinterpret_cast<__m256d>(bound), reinterpret_cast<__m256d>(x)));
+}
+inline Vec<double> at_most(Vec<double> x, Vec<double> bound) {
+    return reinterpret_cast<Vec<double>>(_mm256_min_pd(reinterpret_cast<__m256d>(bound), reinterpret_cast<__m256d>(x)));
+}
+#elif defined(__x86_64__)
+inline Vec<float> at_least(Vec<float> x, Vec<float> bound) {
+    return reinterpret_cast<Vec<float>>(_mm_max_ps(reinterpret_cast<__m128>(bound), reinterpret_cast<__m128>(x)));
+}
+inline Vec<float> at_most(Vec<float> x, Vec<float> bound) {
+    return reinterpret_cast<Vec<float>>(_mm_min_ps(reinterpret_cast<__m128>(bound), reinterpret_cast<__m128>(x)));
+}
+inline Vec<double> at_least(Vec<double> x, Vec<double> bound) {
+    return reinterpret_cast<Vec<double>>(_mm_max_pd(reinterpret_cast<__m128d>(bound), reinterpret_cast<__m128d>(x)));
+}
+inline Vec<double> at_most(Vec<double> x, Vec<double> bound) {
+    return reinterpret_cast<Vec<double>>(_mm_min_pd(reinterpret_cast<__m128d>(bound), reinterpret_cast<__m128d>(x)));
+}
+#else
+template <class V>
+inline V at_least(V x, V bound) {
+    return x < bound ? bound : x;
+}
+template <class V>
+inline V at_most(V x, V bound) {
+    return x > bound ? bound : x;
+}
+#endif
+inline Vec<float> at_least(Vec<float> x, float bound) { return at_least(x, Vec<float>{} + bound); }
 inline Vec<float> at_most(Vec<float> x, float bound) { return at_most(x, Vec<float>{} + bound); }
-inline Vec<double> at_most(Vec<double> x, double bound) { return x > bound ? Vec<double>{} + bound : x; }
+inline Vec<double> at_least(Vec<double> x, double bound) { return at_least(x, Vec<double>{} + bound); }
+inline Vec<double> at_most(Vec<double> x, double bound) { return at_most(x, Vec<double>{} + bound); }
 
 // a * b - c, rounded once; without a fused multiply-add almost so, if c is near the product
 inline Vec<float> product_minus(Vec<float> a, Vec<float> b, Vec<float> c) {
@@ -82,54 +111,107 @@ inline Vec<float> product_minus(Vec<float> a, Vec<float> b, Vec<float> c) {
 #endif
 }
 
-// exp(x) is 2^k (1 + q) with q = exp(x - k ln 2) - 1. Adding kToInteger rounds to a whole number, which the last bits
-// of the sum then hold. ln 2 is in two parts, the first of 15 bits: its product with k is exact.
-inline constexpr float kLog2e = 0x1.715476p+0f, kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
-inline constexpr float kToInteger = 0x1.8p23f;
-// exp(r) - 1 for r within ±0.35, in few steps that depend on each other: processors overlap those of several vectors
-inline Vec<float> exp_minus_1(Vec<float> r) {
-    const Vec<float> u = r * r, high = 0x1.6a234ap-10f * u + (0x1.123a6cp-7f * r + 0x1.5558f4p-5f);
-    return (high * u + (0x1.55549p-3f * r + 0x1.fffffcp-2f)) * u + r;
+inline Vec<double> product_minus(Vec<double> a, Vec<double> b, Vec<double> c) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec<double>>(
+        _mm512_fmsub_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
+#elif defined(__FMA__)
+    return reinterpret_cast<Vec<double>>(
+        _mm256_fmsub_pd(reinterpret_cast<__m256d>(a), reinterpret_cast<__m256d>(b), reinterpret_cast<__m256d>(c)));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Vec<double>>(vfmaq_f64(reinterpret_cast<float64x2_t>(-c), reinterpret_cast<float64x2_t>(a),
+                                                   reinterpret_cast<float64x2_t>(b)));
+#else
+    constexpr std::uint64_t upper = ~std::uint64_t{0} << 27;  // halves of 26 bits
+    const Vec<double> head_a = floats_of(bits_of(a) & upper), left_a = a - head_a;
+    const Vec<double> head_b = floats_of(bits_of(b) & upper), left_b = b - head_b;
+    return ((head_a * head_b - c) + head_a * left_b + left_a * head_b) + left_a * left_b;
+#endif
 }
 
-// Exponentials are computed in a unit of 2^-32, in which those that are below the normal numbers are normal; then 2^k
-// is a number of which only the bits of the exponent are set. AVX-512 has scalef, and float64 the C library.
+// exp(x) is 2^k (1 + q) with q = exp(x - k ln 2) - 1. Adding `to_integer` rounds to a whole number, which the last bits
+// of the sum then hold. ln 2 is in two parts, the first of so few bits that its product with k is exact.
+template <class C>
+struct Exponential;
+template <>
+struct Exponential<float> {
+    static constexpr float log2e = 0x1.715476p+0f, ln2 = 0x1.62e4p-1f, ln2_rest = 0x1.7f7d1cp-20f;
+    static constexpr float to_integer = 0x1.8p23f;
+    static constexpr int fraction_bits = 23, bias = 127;
+    static constexpr float least = -104;       // 0 is the number nearest to its exponential
+    static constexpr float least_expm1 = -20;  // -1 is nearest
+    // exp(r - rest) - 1 for r within ±0.35 and a small rest, in few steps that depend on each other: processors overlap
+    // those of several vectors
+    static Vec<float> minus_1(Vec<float> exact, Vec<float> rest) {
+        const Vec<float> r = exact - rest, u = r * r,
+                         high = 0x1.6a234ap-10f * u + (0x1.123a6cp-7f * r + 0x1.5558f4p-5f);
+        return (high * u + (0x1.55549p-3f * r + 0x1.fffffcp-2f)) * u + r;
+    }
+};
+template <>
+struct Exponential<double> {
+    static constexpr double log2e = 0x1.71547652b82fep+0, ln2 = 0x1.62e42fefa2p-1, ln2_rest = 0x1.9ef35793c7673p-41;
+    static constexpr double to_integer = 0x1.8p52;
+    static constexpr int fraction_bits = 52, bias = 1023;
+    static constexpr double least = -746, least_expm1 = -40;
+    // The rounding of r - rest would add a quarter of a unit to the error.
+    static Vec<double> minus_1(Vec<double> exact, Vec<double> rest) {
+        const Vec<double> r = exact - rest, u = r * r;
+        Vec<double> p = 0x1.ad85e3052f15ap-26 * r + 0x1.28ade61a86ef2p-22;
+        p = p * u + (0x1.71df227e1c44fp-19 * r + 0x1.a0199995cbff5p-16);
+        p = p * u + (0x1.a01a012b02849p-13 * r + 0x1.6c16c184530aap-10);
+        p = p * u + (0x1.1111111127bddp-7 * r + 0x1.55555555507d2p-5);
+        p = p * u + (0x1.55555555554f9p-3 * r + 0x1.000000000000ap-1);
+        return (p * u - rest) + exact;
+    }
+};
+
+// Exponentials are computed in a unit of 2^-32, in float64 2^-64, in which those that are below the normal numbers are
+// normal; then 2^k is a number of which only the bits of the exponent are set. AVX-512 has scalef.
 #if defined(__AVX512F__)
+template <class C>
 inline constexpr int kUnit = 0;
 #else
-inline constexpr int kUnit = 32;
+template <class C>
+inline constexpr int kUnit = 8 * sizeof(C);
 #endif
 template <class C>
-inline constexpr C kOneInUnits = 1;
-template <>
-inline constexpr float kOneInUnits<float> = static_cast<float>(std::int64_t{1} << kUnit);
-inline constexpr float kLeastExponent = -104;  // 0 is the float32 that is nearest to its exponential
+inline constexpr C kOneInUnits = static_cast<C>(kUnit<C> == 0    ? 1.0
+                                                : kUnit<C> == 32 ? 0x1p32
+                                                                 : 0x1p64);
 
 #if defined(__AVX512F__)
 // x times 2^k for the floor of k, rounded once where the result is below the normal numbers
 inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
     return reinterpret_cast<Vec<float>>(_mm512_scalef_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(k)));
 }
+inline Vec<double> times_power_of_two(Vec<double> x, Vec<double> k) {
+    return reinterpret_cast<Vec<double>>(_mm512_scalef_pd(reinterpret_cast<__m512d>(x), reinterpret_cast<__m512d>(k)));
+}
 #endif
 
-// x exp(-a²/2) in units, for positive x that are neither small nor large, and a within ±14.5
-inline Vec<float> times_gaussian(Vec<float> x, Vec<float> a) {
-    const Vec<float> half = -0.5f * a;
-    const Vec<float> shifted = a * half * kLog2e + (kToInteger + kUnit), k = shifted - (kToInteger + kUnit);
+// x exp(-a²/2) in units, for positive x that are neither small nor large, and an a whose result is not 0
+template <class V>
+inline V times_gaussian(V x, V a) {
+    using C = Element<V>;
+    using E = Exponential<C>;
+    constexpr C shift = E::to_integer + kUnit<C>;
+    const V half = C(-0.5) * a;
+    const V shifted = a * half * E::log2e + shift, k = shifted - shift;
     // Not from the rounded square, because exp magnifies the rounding error of a large exponent
-    const Vec<float> q = exp_minus_1(product_minus(a, half, k * kLn2) - k * kLn2Rest);
+    const V q = E::minus_1(product_minus(a, half, k * E::ln2), k * E::ln2_rest);
 #if defined(__AVX512F__)
     return times_power_of_two(x * q + x, k);
 #else
-    return floats_of(bits_of(x * q + x) + (bits_of(shifted) << 23));
+    return floats_of(bits_of(x * q + x) + (bits_of(shifted) << E::fraction_bits));
 #endif
 }
 
-// exp(x) in units, for x up to 60; what is below kLeastExponent counts as that.
-inline Vec<float> exp_in_units(Vec<float> x) {
-    x = at_least(x, kLeastExponent);
+// exp(x) in units, for x up to 60; what is below the least exponent counts as that.
 #if defined(__AVX512F__)
-    // In steps of 1/16: a register holds the powers of two in between, and the remainder needs three terms.
+// In steps of 1/16 or 1/8: a register holds the powers of two in between, and the remainder needs fewer terms.
+inline Vec<float> exp_in_units(Vec<float> x) {
+    x = at_least(x, Exponential<float>::least);
     const __m512 powers =
         _mm512_setr_ps(0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
                        0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
@@ -140,31 +222,57 @@ inline Vec<float> exp_in_units(Vec<float> x) {
         reinterpret_cast<Vec<float>>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), powers));
     const Vec<float> q = (r * 0x1.55563ap-3f + 0x1.00022p-1f) * (r * r) + r;
     return times_power_of_two(power * q + power, y);
-#else
-    constexpr float shift = kToInteger + 127 + kUnit;
-    const Vec<float> shifted = x * kLog2e + shift, k = shifted - shift;
-    const Vec<float> q = exp_minus_1(x - k * kLn2 - k * kLn2Rest), power = floats_of(bits_of(shifted) << 23);
-    return power * q + power;
-#endif
 }
-// exp(x) for nonpositive x
-inline Vec<float> exp_of_negative(Vec<float> x) { return exp_in_units(x) * (1 / kOneInUnits<float>); }
 inline Vec<double> exp_in_units(Vec<double> x) {
-    return by_lane(x, [](double a) { return std::exp(a); });
+    using E = Exponential<double>;
+    x = at_least(x, E::least);
+    const __m512d powers =
+        _mm512_setr_pd(0x1p+0, 0x1.172b83c7d517bp+0, 0x1.306fe0a31b715p+0, 0x1.4bfdad5362a27p+0, 0x1.6a09e667f3bcdp+0,
+                       0x1.8ace5422aa0dbp+0, 0x1.ae89f995ad3adp+0, 0x1.d5818dcfba487p+0);
+    const __m512d rests =  // their rounding errors
+        _mm512_setr_pd(0, -0x1.19041b9d78a76p-55, 0x1.6f46ad23182e4p-55, 0x1.d4397afec42e2p-56, -0x1.bdd3413b26456p-54,
+                       0x1.6e9f156864b27p-54, 0x1.7a1cd345dcc81p-54, 0x1.2ed02d75b3707p-55);
+    constexpr double shift = E::to_integer / 8;
+    const Vec<double> shifted = x * E::log2e + shift, y = shifted - shift;
+    const Vec<double> r = x - y * E::ln2 - y * E::ln2_rest, u = r * r;
+    Vec<double> p = r * 0x1.a016f1a634b2bp-13 + 0x1.6c1cc41637e4cp-10;
+    p = p * u + (r * 0x1.11111124163e7p-7 + 0x1.55555547f11c6p-5);
+    p = p * u + (r * 0x1.555555555516fp-3 + 0x1.000000000010ep-1);
+    const Vec<double> q = p * u + r;
+    const auto of_step = [shifted](__m512d values) {
+        return reinterpret_cast<Vec<double>>(_mm512_permutexvar_pd(reinterpret_cast<__m512i>(shifted), values));
+    };
+    const Vec<double> power = of_step(powers);
+    return times_power_of_two((power * q + of_step(rests)) + power, y);
 }
-inline Vec<double> exp_of_negative(Vec<double> x) { return exp_in_units(x); }
+#else
+template <class V>
+inline V exp_in_units(V x) {
+    using C = Element<V>;
+    using E = Exponential<C>;
+    x = at_least(x, E::least);
+    constexpr C shift = E::to_integer + (E::bias + kUnit<C>);
+    const V shifted = x * E::log2e + shift, k = shifted - shift;
+    const V q = E::minus_1(x - k * E::ln2, k * E::ln2_rest), power = floats_of(bits_of(shifted) << E::fraction_bits);
+    return power * q + power;
+}
+#endif
+// exp(x) for nonpositive x
+template <class V>
+inline V exp_of_negative(V x) {
+    return exp_in_units(x) * (1 / kOneInUnits<Element<V>>);
+}
 
 // exp(x) - 1 for negative x, in which nothing cancels: 2^k q + (2^k - 1), where k = 0 near 0. A table of powers, as
 // AVX-512 has for exp, would have rounding errors that are large compared with such small results.
-inline Vec<float> expm1_of_negative(Vec<float> x) {
-    x = at_least(x, -20.0f);  // where it is -1 in float32
-    constexpr float shift = kToInteger + 127;
-    const Vec<float> shifted = x * kLog2e + shift, k = shifted - shift;
-    const Vec<float> q = exp_minus_1(x - k * kLn2 - k * kLn2Rest), power = floats_of(bits_of(shifted) << 23);
-    return power * q + (power - 1.0f);
-}
-inline Vec<double> expm1_of_negative(Vec<double> x) {
-    return by_lane(x, [](double a) { return std::expm1(a); });
+template <class V>
+inline V expm1_of_negative(V x) {
+    using E = Exponential<Element<V>>;
+    x = at_least(x, E::least_expm1);
+    constexpr Element<V> shift = E::to_integer + E::bias;
+    const V shifted = x * E::log2e + shift, k = shifted - shift;
+    const V q = E::minus_1(x - k * E::ln2, k * E::ln2_rest), power = floats_of(bits_of(shifted) << E::fraction_bits);
+    return power * q + (power - 1);
 }
 
 #if defined(__AVX512F__)
@@ -250,8 +358,9 @@ inline Vec<float> sigmoid(Vec<float> x) {
 #endif
 }
 inline Vec<double> sigmoid(Vec<double> x) {
+    constexpr double one = kOneInUnits<double>;
     const Vec<double> e = exp_in_units(minus_magnitude(x));
-    return (x >= 0 ? Vec<double>{} + 1 : e) / (e + 1);
+    return (x >= 0 ? Vec<double>{} + one : e) / (e + one);
 }
 
 // tanh: a polynomial in x² up to where the quotient, which cancels near 0, is 1/2
@@ -263,8 +372,15 @@ inline Vec<float> tanh(Vec<float> x) {
     const Vec<float> e = exp_in_units(-2.0f * a), q = (kOneInUnits<float> - e) / (kOneInUnits<float> + e);
     return a < 0.55f ? x + x * (u * p) : (x < 0 ? -q : q);
 }
+// With m = exp(-2|x|) - 1 it is -m / (m + 2), and a polynomial where m is small and its error counts
 inline Vec<double> tanh(Vec<double> x) {
-    return by_lane(x, [](double a) { return std::tanh(a); });
+    const Vec<double> u = x * x, w = u * u, a = minus_magnitude(x);
+    Vec<double> p = (-0x1.8710d9bf7ff83p-13 * u + 0x1.2e5d7c3ff5885p-11) * u - 0x1.7d238aab7b00dp-10;
+    p = p * w + (0x1.d6ce40042a3ecp-9 * u - 0x1.226e222c187d4p-7);
+    p = p * w + (0x1.664f483293252p-6 * u - 0x1.ba1ba1b95de7bp-5);
+    p = p * w + (0x1.1111111110a2fp-3 * u - 0x1.5555555555553p-2);
+    const Vec<double> m = expm1_of_negative(2 * a), q = m / (m + 2);
+    return a > -0.35 ? x + x * (u * p) : (x < 0 ? q : -q);
 }
 
 #if defined(__AVX512F__)
@@ -305,7 +421,13 @@ inline Vec<float> log1p_unit(Vec<float> t) {
 }
 #endif
 inline Vec<double> log1p_unit(Vec<double> t) {
-    return by_lane(t, [](double a) { return std::log1p(a); });
+    const Vec<double> s = t / (t + 2), u = s * s, w = u * u;
+    Vec<double> p = 0x1.5c8a789730ec4p-3 * u + 0x1.559c2dc2d3715p-4;
+    p = p * w + (0x1.efdd8a6430172p-4 * u + 0x1.10676832fdf81p-3);
+    p = p * w + (0x1.3b1de32a76047p-3 * u + 0x1.745cb39b38d4ap-3);
+    p = p * w + (0x1.c71c741f8cb74p-3 * u + 0x1.2492492085792p-2);
+    p = p * w + (0x1.99999999a083fp-2 * u + 0x1.5555555555535p-1);
+    return t - s * (t - u * p);
 }
 
 #if defined(__AVX512F__)
@@ -460,24 +582,14 @@ alignas(64) inline constexpr float kGeluSlope[7][32] = {
 }
 #endif
 
-#if defined(__AVX512F__)
-// Φ(-|x|), where Φ is the standard normal distribution function
-inline Vec<float> normal_tail(Vec<float> x) {
-    return by_segment_or(kNormal, absolute(x), kNormalStep, far_normal_tail);
-}
-// x Φ(x), without cancellation in either tail
-inline Vec<float> gelu(Vec<float> x) {
-    const Vec<float> tail = normal_tail(x);
-    return x * (x < 0 ? tail : 1.0f - tail);
-}
-#else
-// With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in pairs of terms,
-// none of which is negative, so that few rounding errors add up. Largest relative error before rounding: 6e-9. `a` is
-// clamped where exp(s) is 0 in float32.
+// With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d. `a` is clamped where the product of exp(s) and a is 0.
+template <class V>
 struct Fraction {
-    Vec<float> n, d;  // d is in the unit of the exponential
+    V n, d;  // d is in the unit of the exponential
 };
-inline Fraction normal_fraction(Vec<float> a) {
+// Polynomials in a, summed in pairs of terms, none of which is negative, so that few rounding errors add up. Largest
+// relative error before rounding: 6e-9.
+[[maybe_unused]] inline Fraction<Vec<float>> normal_fraction(Vec<float> a) {
     const Vec<float> s = a * (-0.5f * a);
     Vec<float> n = s * 0x1.d817d8p-6f + (a * 0x1.23427cp-3f - 0x1.485b9ep-1f);
     n = s * n + (a * -0x1.88b66ep-1f + 0x1.cp-1f);
@@ -487,51 +599,59 @@ inline Fraction normal_fraction(Vec<float> a) {
     d = s * d + (a * (-0x1.771522p+1f * one) + 0x1.cp+0f * one);
     return {n, d};
 }
-inline Vec<float> normal_tail_of(Vec<float> a) {
-    const Fraction f = normal_fraction(a);
-    return times_gaussian(f.n, a) / f.d;
+// (1 + h) / (2 + √(2π) |a|), of which h is at most 0.19: h = p / q adds little of its rounding errors, and those of q
+// are the same in both parts of (q + p) / (q (2 + √(2π) |a|)). No term is negative. Largest relative error before
+// rounding: 1.2e-18.
+inline Fraction<Vec<double>> normal_fraction(Vec<double> a) {
+    const Vec<double> m = -a, s = a * a;
+    Vec<double> p = 0x1.9884533d3ce82p-1 * s + 0x1.44a03dc469e32p+8,
+                p_odd = 0x1.6eb1547db6911p+4 * s + 0x1.6e3620beaab13p+11;
+    p = p * s + 0x1.1fd371b564adcp+14, p_odd = p_odd * s + 0x1.45cab1e3f7859p+16;
+    p = p * s + 0x1.09992cbcee490p+18, p_odd = p_odd * s + 0x1.2dfa65e87772dp+19;
+    p = p * s + 0x1.b694879cf421ep+19, p_odd = p_odd * s + 0x1.3c450a71d9724p+19;
+    Vec<double> q = 0x1.dfa258ab437a4p+4 * s + 0x1.0a04db1457bc5p+12, q_odd = s + 0x1.bd6dd643a8ca7p+8;
+    q = q * s + 0x1.17714cf45b61bp+17, q_odd = q_odd * s + 0x1.c13d4fb1b9751p+14;
+    q = q * s + 0x1.679dc4597d0e2p+20, q_odd = q_odd * s + 0x1.03d9dd2b687a2p+19;
+    q = q * s + 0x1.f5d5644ab7b6bp+21, q_odd = q_odd * s + 0x1.69a2483dd1496p+21;
+    q = q * s + 0x1.5b38a67f607d4p+20, q_odd = q_odd * s + 0x1.af5a1015878d6p+21;
+    q = q_odd * m + q;
+    constexpr double one = kOneInUnits<double>, root = 0x1.40d931ff62706p+1;
+    return {(p * m + p_odd) * m + q, q * (m * (root * one) + 2 * one)};
 }
-// x Φ(x): with Φ(-|x|) it is x Φ(-|x|) for negative x, and else x - x Φ(-|x|).
-inline Vec<float> gelu(Vec<float> x) {
-    const Vec<float> a = at_least(minus_magnitude(x), -14.5f);
-    // The clamped |x| is used for positive x only, so that -infinity gives NaN, as a product with 0 does.
-    return at_most(x, a) * normal_tail_of(a) + at_least(x, 0.0f);
-}
-#endif
-// exp(-x²/2)
-inline Vec<double> gaussian(Vec<double> x) {
-    return by_lane(x, [](double a) { return std::exp(-0.5 * a * a); });
-}
-inline Vec<double> normal_cdf(Vec<double> x) {
-    return by_lane(x, [](double a) {
-        constexpr double kRoot = 0x1.6a09e667f3bcdp-1, kRest = -0x1.bdd3413b26456p-55;  // together 1 / sqrt 2
-        const double z = a * -kRoot;
-        if (!(std::fabs(a) < 40)) return 0.5 * std::erfc(z);
-        // erfc magnifies the rounding error of a large z: add that error times the derivative
-        const double rest = std::fma(a, -kRoot, -z) - a * kRest;
-        return 0.5 * (std::erfc(z) - 0x1.20dd750429b6dp+0 * std::exp(-z * z) * rest);
-    });
-}
-inline Vec<double> gelu(Vec<double> x) { return x * normal_cdf(x); }
+inline constexpr float normal_limit(float) { return -14.5f; }
+inline constexpr double normal_limit(double) { return -38.75; }
 
+// x Φ(x): with Φ(-|x|) it is x Φ(-|x|) for negative x, and else x - x Φ(-|x|).
+template <class V>
+inline V gelu(V x) {
+    const V a = at_least(minus_magnitude(x), normal_limit(Element<V>{}));
+    const Fraction<V> f = normal_fraction(a);
+    // The clamped |x| is used for positive x only, so that -infinity gives NaN, as a product with 0 does.
+    return at_most(x, a) * (times_gaussian(f.n, a) / f.d) + at_least(x, 0);
+}
 // The derivative of gelu, Φ(x) + x φ(x)
+template <class V>
+inline V gelu_slope(V x) {
+    using C = Element<V>;
+    const V a = at_least(minus_magnitude(x), normal_limit(C{}));
+    const Fraction<V> f = normal_fraction(a);
+    const V density = a * (static_cast<C>(kDensity) / kOneInUnits<C>);
+    const V tail = times_gaussian(V{} + 1, a) * (f.n / f.d + density);
+    return x < 0 ? tail : 1 - tail;
+}
 #if defined(__AVX512F__)
+// Φ(-|x|), where Φ is the standard normal distribution function
+inline Vec<float> normal_tail(Vec<float> x) {
+    return by_segment_or(kNormal, absolute(x), kNormalStep, far_normal_tail);
+}
+inline Vec<float> gelu(Vec<float> x) {
+    const Vec<float> tail = normal_tail(x);
+    return x * (x < 0 ? tail : 1.0f - tail);
+}
 inline Vec<float> gelu_slope(Vec<float> x) {
     const Vec<float> tail = by_segment_or(kGeluSlope, absolute(x), kNormalStep, far_gelu_slope);
     return x < 0 ? tail : 1.0f - tail;
 }
-#else
-inline Vec<float> gelu_slope(Vec<float> x) {
-    const Vec<float> a = at_least(minus_magnitude(x), -14.6f);  // where all is 0 in float32
-    const Fraction f = normal_fraction(a);
-    const Vec<float> density = a * (static_cast<float>(kDensity) / kOneInUnits<float>);
-    const Vec<float> tail = times_gaussian(Vec<float>{} + 1, a) * (f.n / f.d + density);
-    return x < 0 ? tail : 1.0f - tail;
-}
 #endif
-inline Vec<double> gelu_slope(Vec<double> x) {
-    const Vec<double> within = at_most(at_least(x, -800), 800);  // an infinity would become NaN times 0
-    return normal_cdf(x) + within * (gaussian(x) * kDensity);
-}
 
 }  // namespace tensorops::TENSOROPS_TARGET

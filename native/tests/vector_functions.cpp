@@ -8,15 +8,14 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-template <class F>
-void each(const float* x, float* y, std::int64_t n, F f) {
+template <class T, class F>
+void each(const T* x, T* y, std::int64_t n, F f) {
     put_row<false>(y, n, [=](std::int64_t i, std::int64_t k) { return f(load_some(x + i, k)); });
 }
 
-}  // namespace
-
-void vector_function(tests::VectorFunction function, const float* x, float* y, std::int64_t n) {
-    using V = Vec<float>;
+template <class T>
+void apply(tests::VectorFunction function, const T* x, T* y, std::int64_t n) {
+    using V = Vec<T>;
     switch (function) {
         case tests::VectorFunction::exp:
             return each(x, y, n, [](V v) { return exp_of_negative(v); });
@@ -30,7 +29,17 @@ void vector_function(tests::VectorFunction function, const float* x, float* y, s
             return each(x, y, n, [](V v) { return sigmoid(v); });
         case tests::VectorFunction::gelu:
             return each(x, y, n, [](V v) { return gelu(v); });
+        case tests::VectorFunction::gelu_slope:
+            return each(x, y, n, [](V v) { return gelu_slope(v); });
     }
+}
+
+}  // namespace
+
+void vector_function(tests::VectorFunction function, Dtype dtype, const char* x, char* y, std::int64_t n) {
+    if (dtype == Dtype::float64)
+        return apply(function, reinterpret_cast<const double*>(x), reinterpret_cast<double*>(y), n);
+    apply(function, reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
 }
 
 void widen_half(Dtype dtype, const char* x, float* y, std::int64_t n) {
