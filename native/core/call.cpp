@@ -258,6 +258,21 @@ int Reader::last_axes(const Array& of, const char* of_name) {
     return 1;
 }
 
+std::uint32_t Reader::axes(const Array& of, const char* of_name) {
+    const Value& v = value();
+    Value::Integers axes{&v.as_integer, 1};
+    if (v.kind == Value::integers) axes = v.as_integers;
+    std::uint32_t named = 0;
+    bool usual = v.kind == Value::integer || v.kind == Value::integers;
+    for (int i = 0; usual && i < axes.count; ++i) {
+        const std::int64_t axis = axes.items[i] < 0 ? axes.items[i] + of.ndim : axes.items[i];
+        usual = axis >= 0 && axis < of.ndim && !(named >> axis & 1);
+        if (usual) named |= std::uint32_t{1} << axis;
+    }
+    if (!usual || named == 0) require(false, (std::string("axis names no axes of ") + of_name).c_str());
+    return named;
+}
+
 Dtype Reader::dtype(Dtype otherwise) {
     const Value& v = value();
     if (v.kind == Value::none) return otherwise;

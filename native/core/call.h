@@ -124,6 +124,8 @@ struct Result {
     Dtype dtype;
     bool is_index = false;  // of int64, or int32 if the caller's result has that dtype
     bool is_wanted = true;  // else it is not made
+    // In which order its axes had best lie in memory, slowest first; a caller who cannot choose ignores it.
+    const int* order = nullptr;
 
     Result(Array& y, int axes, const std::int64_t* dims, Dtype type, bool index = false)
         : array(y), ndim(axes), shape(dims), dtype(type), is_index(index) {}
@@ -247,6 +249,8 @@ class Reader {
     void last_axis(const Array& of, const char* of_name);
     // How many axes are named, which must be the last ones; fails otherwise
     int last_axes(const Array& of, const char* of_name);
+    // Any axes, a bit for each; fails if they are not different axes of the array
+    std::uint32_t axes(const Array& of, const char* of_name);
     Dtype dtype(Dtype otherwise);  // Dtype::other if it is unknown
 
     // Fails unless a condition holds; returns whether nothing has failed so far.

@@ -39,7 +39,7 @@ double loss_of_row(const CrossEntropy& op, std::int64_t index) {
     const std::int64_t n = op.logits.length, target = op.targets[index];
     if (target < 0) return 0;
     const T* x = reinterpret_cast<const T*>(op.logits.row(index));
-    const C largest = maximum(x, n);
+    const C largest = maximum<T>(x, n);
     const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr, x)) * kLossUnit;
     const double above =
         static_cast<double>(load_one(x + target)) * kLossUnit - static_cast<double>(largest) * kLossUnit;
@@ -106,7 +106,7 @@ template <class T, class P>
 double weighted_loss_of_row(const CrossEntropy& op, const Weighted<T>& all, std::int64_t index) {
     if (op.targets && op.targets[index] < 0) return 0;
     const T* x = reinterpret_cast<const T*>(op.logits.row(index));
-    const Compute<T> largest = maximum(x, op.logits.length);
+    const Compute<T> largest = maximum<T>(x, op.logits.length);
     const double log_total = std::log(sum_of_exponentials<T>(x, op.logits.length, largest, nullptr, x)) * kLossUnit;
     double loss = 0;
     if (op.targets) {

@@ -48,7 +48,7 @@ void one_row(const CrossEntropyVjp& op, const OfAll& all, std::int64_t index, Co
     const T* dy = reinterpret_cast<const T*>(op.dy) + (loss.reduction == Reduction::none ? index : 0);
     const double d = static_cast<double>(load_one(dy)) / all.divisor, own = 1 - loss.label_smoothing;
     const double even = loss.label_smoothing / static_cast<double>(n);
-    const C largest = maximum(x, n);
+    const C largest = maximum<T>(x, n);
     C *e = room, *shares = room + n;
     const double total = sum_of_exponentials<T>(x, n, largest, e, x);
     double sum = loss.targets ? own * weight_of<C>(loss, target) + loss.label_smoothing * all.mean_weight : 0;

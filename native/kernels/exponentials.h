@@ -8,9 +8,11 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
+// P is a pointer to T, or Strided<T>.
+
 // The largest element of a row; NaN is ignored.
-template <class T>
-Compute<T> maximum(const T* x, std::int64_t n) {
+template <class T, class P>
+Compute<T> maximum(P x, std::int64_t n) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<C>;
     const Vec<C> lowest = Vec<C>{} - std::numeric_limits<C>::infinity();
@@ -33,16 +35,16 @@ Compute<T> maximum(const T* x, std::int64_t n) {
 }
 
 // The value, unless a row has a NaN
-template <class T>
-Compute<T> nan_or(Compute<T> value, const T* x, std::int64_t n) {
+template <class T, class P>
+Compute<T> nan_or(Compute<T> value, P x, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i)
         if (const Compute<T> a = load_one(x + i); a != a) return a;
     return value;
 }
 
 // The exponentials of the last n elements of a row in units, fewer than a vector; 0 in the other lanes.
-template <class T>
-inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> shift) {
+template <class T, class P>
+inline Vec<Compute<T>> last_exponentials(P x, std::int64_t n, Compute<T> shift) {
     Vec<Compute<T>> e = exp_in_units(load_part(x, n) - shift);
     for (std::int64_t k = n; k < kLanes<Compute<T>>; ++k) e[k] = 0;
     return e;
@@ -50,8 +52,8 @@ inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> 
 
 // The sum of exp(x - shift) for a shift that is not below x; the exponentials go to the buffer, if any, in units.
 // Meanwhile as much is fetched from `next` on.
-template <class T>
-double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer, const T* next) {
+template <class T, class P>
+double sum_of_exponentials(P x, std::int64_t n, Compute<T> shift, Compute<T>* buffer, P next) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<C>, block = kAddedPlainly * 2 * lanes;
     Total<C> total;
@@ -79,7 +81,7 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
         total.add(s0 + s1);
     }
     if (i < n) {
-        const Vec<C> e = last_exponentials(x + i, n - i, shift);
+        const Vec<C> e = last_exponentials<T>(x + i, n - i, shift);
         if (buffer) store_part(buffer + i, e, n - i);
         total.add(e);
     }

@@ -56,6 +56,7 @@ typedef std::int32_t I32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint32_t U32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes / 2)));
 // And for the lanes of a vector of double
+typedef std::int64_t I64 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint64_t U64 __attribute__((vector_size(kVectorBytes)));
 typedef std::int8_t I8 __attribute__((vector_size(kFloats)));
 typedef std::uint8_t U8 __attribute__((vector_size(kFloats)));
@@ -429,10 +430,48 @@ inline auto load_some(const T* p, std::int64_t n) {
     return n == kLanes<T> ? load(p) : load_part(p, n);
 }
 
+// ---- elements with equal distances in memory, in place of a pointer to them
+
+template <class T>
+struct Strided {
+    const char* first;
+    std::int64_t step;  // in bytes
+
+    Strided operator+(std::int64_t i) const { return {first + i * step, step}; }
+};
+template <class T>
+inline auto load_part(Strided<T> x, std::int64_t n) {
+    T part[kVectorBytes / sizeof(Compute<T>)] = {};
+    for (std::int64_t i = 0; i < n; ++i) {
+        TENSOROPS_ONE_BY_ONE(i);
+        std::memcpy(part + i, x.first + i * x.step, sizeof(T));
+    }
+    return load(part);
+}
+template <class T>
+inline auto load(Strided<T> x) {
+    return load_part(x, kLanes<T>);
+}
+template <class T>
+inline auto load_some(Strided<T> x, std::int64_t n) {
+    return load_part(x, n);
+}
+template <class T, class V>
+inline void store_strided(char* p, std::int64_t step, V v, std::int64_t n) {
+    T part[kVectorBytes / sizeof(Compute<T>)];
+    store(part, v);
+    for (std::int64_t i = 0; i < n; ++i) {
+        TENSOROPS_ONE_BY_ONE(i);
+        std::memcpy(p + i * step, part + i, sizeof(T));
+    }
+}
+
 // ---- fetch: prefetch into the first-level cache; any address is valid. Always inlined: GCC takes a function that only
 // prefetches for one without effects, and drops calls of it that it has not inlined by then.
 
 inline __attribute__((always_inline)) void fetch(const void* p) { __builtin_prefetch(p); }
+template <class T>
+inline void fetch(Strided<T>) {}
 
 // ---- a row of n results: f(i, k) returns the vector from i on, of which k elements are stored
 
@@ -483,6 +522,11 @@ inline Compute<T> load_one(const T* p) {
         std::memcpy(lanes, p, sizeof(T));
         return load(lanes)[0];
     }
+}
+
+template <class T>
+inline Compute<T> load_one(Strided<T> x) {
+    return load_one(reinterpret_cast<const T*>(x.first));
 }
 
 template <class T>
@@ -555,6 +599,10 @@ struct Total {
     C value() const {
         const C all = sum_of_lanes<C>(sum + rest);
         return all == all ? all : sum_of_lanes<C>(sum);  // the compensation of an infinity is NaN
+    }
+    Vec<C> of_lanes() const {
+        const Vec<C> all = sum + rest;
+        return all == all ? all : sum;
     }
 };
 

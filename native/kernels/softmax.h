@@ -1,8 +1,8 @@
-// softmax, its logarithm, and the logarithm of the sum of exponentials, along rows.
+// softmax, its logarithm, and the logarithm of the sum of exponentials, along lines.
 #pragma once
 
 #include "elements.h"
-#include "rows.h"
+#include "lines.h"
 
 namespace tensorops {
 
@@ -10,11 +10,10 @@ enum class Normalized : int { softmax, log_softmax, logsumexp };
 
 struct Softmax {
     Normalized kind;
-    Rows x;
-    char* y;         // C-contiguous: of the shape of x, or one element for each row (logsumexp)
+    Lines lines;     // of logsumexp, a result has one element for each line
     Dtype dtype;     // of x
     Dtype y_dtype;   // the same or, if that is a half type, float32
-    bool streaming;  // write past the caches; y and every row of it are aligned to 64 bytes
+    bool streaming;  // write past the caches; y is C-contiguous, and every line of it aligned to 64 bytes
 };
 
 }  // namespace tensorops

@@ -41,14 +41,14 @@ void one_sum(const SoftmaxVjp& op, std::int64_t index) {
     const std::int64_t n = op.y.length;
     const T* x = reinterpret_cast<const T*>(op.y.row(index));
     T* dx = reinterpret_cast<T*>(op.dx) + index * n;
-    const C largest = maximum(x, n);
+    const C largest = maximum<T>(x, n);
     const C d_of_row = load_one(reinterpret_cast<const T*>(op.dsums) + index);
     if (largest == -std::numeric_limits<C>::infinity()) {  // all elements count alike, as in softmax's limit
         const C share = d_of_row / static_cast<C>(n);
         return put_row<kStream>(dx, n, [share](std::int64_t, std::int64_t) { return Vec<C>{} + share; });
     }
     if (largest == std::numeric_limits<C>::infinity()) {  // a share of infinity is 0, but for another infinity NaN
-        const C share = nan_or(C{0}, x, n) * d_of_row;
+        const C share = nan_or<T>(C{0}, x, n) * d_of_row;
         return put_row<kStream>(dx, n, [=](std::int64_t i, std::int64_t k) {
             const Vec<C> a = load_some(x + i, k);
             return a == largest ? a - largest : Vec<C>{} + share;

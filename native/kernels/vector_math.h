@@ -383,6 +383,27 @@ inline Vec<double> tanh(Vec<double> x) {
     return a > -0.35 ? x + x * (u * p) : (x < 0 ? q : -q);
 }
 
+// log(1 + t) for t from √½ - 1 to 1: 2 atanh(s) with s = t / (2 + t), written as t minus a term insensitive to rounding
+inline Vec<float> log1p_near(Vec<float> t) {
+    const Vec<float> s = t / (t + 2.0f), u = s * s;
+    Vec<float> p = 0x1.1ef87ap-2f * u + 0x1.1eb60ep-2f;
+    p = p * u + 0x1.99d27cp-2f;
+    p = p * u + 0x1.5555p-1f;
+    return t - s * (t - u * p);
+}
+inline Vec<double> log1p_near(Vec<double> t) {
+    const Vec<double> s = t / (t + 2), u = s * s, w = u * u;
+    Vec<double> p = 0x1.5c8a789730ec4p-3 * u + 0x1.559c2dc2d3715p-4;
+    p = p * w + (0x1.efdd8a6430172p-4 * u + 0x1.10676832fdf81p-3);
+    p = p * w + (0x1.3b1de32a76047p-3 * u + 0x1.745cb39b38d4ap-3);
+    p = p * w + (0x1.c71c741f8cb74p-3 * u + 0x1.2492492085792p-2);
+    p = p * w + (0x1.99999999a083fp-2 * u + 0x1.5555555555535p-1);
+    return t - s * (t - u * p);
+}
+// The bits of the exponent, as integers with a sign
+inline U32 floor_of_shift(U32 bits) { return reinterpret_cast<U32>(reinterpret_cast<I32>(bits) >> 23); }
+inline U64 floor_of_shift(U64 bits) { return reinterpret_cast<U64>(reinterpret_cast<I64>(bits) >> 52); }
+
 #if defined(__AVX512F__)
 // log(1 + t) / t for t within [0, 1], by polynomials of degree 3 in 15 t - k about k = 0 … 15. Largest relative error:
 // 5e-8, of which half is the rounding of the constant terms.
@@ -411,23 +432,26 @@ inline Vec<float> log1p_unit(Vec<float> t) {
     return t * (p * d + about(kLog1p[0]));
 }
 #else
-// log(1 + t) for t within [0, 1]: 2 atanh(s) with s = t / (2 + t), written as t minus a term insensitive to rounding
-inline Vec<float> log1p_unit(Vec<float> t) {
-    const Vec<float> s = t / (t + 2.0f), u = s * s;
-    Vec<float> p = 0x1.1ef87ap-2f * u + 0x1.1eb60ep-2f;
-    p = p * u + 0x1.99d27cp-2f;
-    p = p * u + 0x1.5555p-1f;
-    return t - s * (t - u * p);
-}
+inline Vec<float> log1p_unit(Vec<float> t) { return log1p_near(t); }
 #endif
-inline Vec<double> log1p_unit(Vec<double> t) {
-    const Vec<double> s = t / (t + 2), u = s * s, w = u * u;
-    Vec<double> p = 0x1.5c8a789730ec4p-3 * u + 0x1.559c2dc2d3715p-4;
-    p = p * w + (0x1.efdd8a6430172p-4 * u + 0x1.10676832fdf81p-3);
-    p = p * w + (0x1.3b1de32a76047p-3 * u + 0x1.745cb39b38d4ap-3);
-    p = p * w + (0x1.c71c741f8cb74p-3 * u + 0x1.2492492085792p-2);
-    p = p * w + (0x1.99999999a083fp-2 * u + 0x1.5555555555535p-1);
-    return t - s * (t - u * p);
+inline Vec<double> log1p_unit(Vec<double> t) { return log1p_near(t); }
+
+// log(x) for positive normal numbers: of x / 2^k from √½ to √2, and k ln 2. NaN stays NaN.
+inline Vec<float> log_of_normal(Vec<float> x) {
+    constexpr std::uint32_t root_of_half = 0x3f3504f3;
+    const U32 k = floor_of_shift(bits_of(x) - root_of_half);
+    const Vec<float> exponent = floats_of(k + 0x4b400000u) - 0x1.8p23f, m = floats_of(bits_of(x) - (k << 23));
+    const Vec<float> r =
+        exponent * Exponential<float>::ln2 + (log1p_near(m - 1) + exponent * Exponential<float>::ln2_rest);
+    return x == x ? r : x;
+}
+inline Vec<double> log_of_normal(Vec<double> x) {
+    constexpr std::uint64_t root_of_half = 0x3fe6a09e667f3bcd;
+    const U64 k = floor_of_shift(bits_of(x) - root_of_half);
+    const Vec<double> exponent = floats_of(k + 0x4338000000000000u) - 0x1.8p52, m = floats_of(bits_of(x) - (k << 52));
+    const Vec<double> r =
+        exponent * Exponential<double>::ln2 + (log1p_near(m - 1) + exponent * Exponential<double>::ln2_rest);
+    return x == x ? r : x;
 }
 
 #if defined(__AVX512F__)

@@ -3,6 +3,7 @@
 
 #include "activation_vjp.h"
 #include "checks.h"
+#include "lines.h"
 #include "softmax.h"
 #include "softmax_vjp.h"
 #include "targets.h"
@@ -189,48 +190,52 @@ TENSOROPS_OPERATOR(reglu_vjp, "gate, up, dy -> dgate, dup") { return gated_vjp(c
 
 namespace {
 
-struct Reduced {
-    const Array& x;
-    int axes;     // how many of the last are one row
-    Dtype dtype;  // of the result
-};
-
-Reason refuse(const Reduced& r) {
-    if (r.axes > 1 && !r.x.is_contiguous_from(r.x.ndim - r.axes))
-        return "the last " + std::to_string(r.axes) + " axes of x are not contiguous";
-    const bool widens = is_half(r.x.dtype) && r.dtype == Dtype::float32;
-    return r.dtype == r.x.dtype || widens ? Reason{} : "dtype is neither the dtype of x nor, for half types, float32";
+Reason refuse_widening(const Array& x, Dtype dtype) {
+    const bool widens = is_half(x.dtype) && dtype == Dtype::float32;
+    return dtype == x.dtype || widens ? Reason{} : "dtype is neither the dtype of x nor, for half types, float32";
 }
 
-Reason normalize(Call& call, Normalized kind, const Reduced& r, int ndim, const std::int64_t* shape) {
+// `shape` is the result's, which for logsumexp has no axis of those in `along`, or one element for each.
+Reason normalize(Call& call, Normalized kind, const Array& x, std::uint32_t along, Dtype dtype, int ndim,
+                 const std::int64_t* shape) {
+    const bool of_sums = kind == Normalized::logsumexp;
+    const Order order = memory_order(x);
     Array y;
-    if (!call.make({{y, ndim, shape, r.dtype}})) return call.reason;
-    const std::int64_t item = y.item(), bytes = r.x.size() * item;
-    if (bytes == 0) return {};
+    Result result{y, ndim, shape, dtype};
+    if (!of_sums && !order.is_usual) result.order = order.axes;
+    std::int64_t strides[kMaxAxes] = {};
     Softmax op{};
+    constexpr const char* kApart = "the axes of x are not one run of memory";
+    if ((along & (along - 1)) != 0 && !find_lines(op.lines, x, along, order, strides)) return kApart;
+    if (!call.make({result})) return call.reason;
+    const std::int64_t item = y.item(), bytes = x.size() * item;
+    if (bytes == 0) return {};
+    for (int d = 0, of_y = 0; d < x.ndim; ++d) {
+        const bool is_along = along >> d & 1;
+        strides[d] = of_sums && is_along ? 0 : y.stride(of_y);
+        of_y += !(of_sums && is_along && ndim < x.ndim);
+    }
     op.kind = kind;
-    op.x = rows_of(r.x, r.axes);
-    op.y = y.data;
-    op.dtype = r.x.dtype;
-    op.y_dtype = r.dtype;
-    op.streaming = call.streams && bytes >= kStreamBytes && op.x.length * item % 64 == 0;
-    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * item;
-    const auto cut = [row_bytes](Softmax& part, std::int64_t begin, std::int64_t end) {
-        take_part(part.x, begin, end);
-        part.y += begin * row_bytes;
-    };
-    call.compute_parts(target().softmax, op, op.x.count, 1, bytes, cut);
+    if (!find_lines(op.lines, x, along, order, strides)) return kApart;
+    op.lines.x = x.data;
+    op.lines.y = y.data;
+    op.dtype = x.dtype;
+    op.y_dtype = dtype;
+    op.streaming = call.streams && bytes >= kStreamBytes && !y.strides && op.lines.step.y == item &&
+                   op.lines.length * item % 64 == 0;
+    const auto cut = [](Softmax& part, std::int64_t begin, std::int64_t end) { part.lines.take_part(begin, end); };
+    call.compute_parts(target().softmax, op, op.lines.count, 1, bytes, cut);
     return {};
 }
 
 Reason softmax_of(Call& call, Normalized kind) {
     Reader in(call);
-    const Array& x = in.rows();
-    const int axes = in.last_axes(x, "x");
+    const Array& x = in.array();
+    const std::uint32_t along = in.axes(x, "x");
     const bool has_where = in.value().kind != Value::none;
-    const Reduced reduced{x, axes, in.dtype(x.dtype)};
-    if (!in.require(refuse(reduced)) || !in.require(!has_where, "where is given")) return in.reason;
-    return normalize(call, kind, reduced, x.ndim, x.shape);
+    const Dtype dtype = in.dtype(x.dtype);
+    if (!in.require(refuse_widening(x, dtype)) || !in.require(!has_where, "where is given")) return in.reason;
+    return normalize(call, kind, x, along, dtype, x.ndim, x.shape);
 }
 
 }  // namespace
@@ -242,16 +247,19 @@ TENSOROPS_OPERATOR(log_softmax, "x, *, axis=-1, where=None, dtype=None") {
 
 TENSOROPS_OPERATOR(logsumexp, "x, *, axis=-1, keepdims=False, dtype=None") {
     Reader in(call);
-    const Array& x = in.rows();
-    const int axes = in.last_axes(x, "x");
+    const Array& x = in.array();
+    const std::uint32_t along = in.axes(x, "x");
     const bool keepdims = in.flag();
-    const Reduced reduced{x, axes, in.dtype(x.dtype)};
-    if (!in.require(refuse(reduced))) return in.reason;
-    if (x.size_from(x.ndim - axes) == 0)
-        return axes == 1 ? "the last axis of x is empty" : "one of the last axes of x is empty";
+    const Dtype dtype = in.dtype(x.dtype);
+    if (!in.require(refuse_widening(x, dtype))) return in.reason;
     std::int64_t shape[kMaxAxes];
-    for (int d = 0; d < x.ndim; ++d) shape[d] = d < x.ndim - axes ? x.shape[d] : 1;
-    return normalize(call, Normalized::logsumexp, reduced, keepdims ? x.ndim : x.ndim - axes, shape);
+    int ndim = 0;
+    for (int d = 0; d < x.ndim; ++d) {
+        const bool is_along = along >> d & 1;
+        if (is_along && x.shape[d] == 0) return "an axis of x along which it reduces is empty";
+        if (!is_along || keepdims) shape[ndim++] = is_along ? 1 : x.shape[d];
+    }
+    return normalize(call, Normalized::logsumexp, x, along, dtype, ndim, shape);
 }
 
 namespace {

@@ -51,8 +51,7 @@ void activate(Function function, const float* x, std::int64_t n, float* y) {
 void softmax(const Rows& x, float* y) {
     Softmax op{};
     op.kind = Normalized::softmax;
-    op.x = x;
-    op.y = reinterpret_cast<char*>(y);
+    op.lines = lines_of(x, reinterpret_cast<char*>(y), sizeof(float));
     op.dtype = op.y_dtype = Dtype::float32;
     target().softmax(op);
 }

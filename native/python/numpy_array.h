@@ -74,6 +74,9 @@ inline nb::object empty(int ndim, const npy_intp* shape, PyArray_Descr* descr) {
 // The same, of a dtype that kernels know
 nb::object empty(int ndim, const npy_intp* shape, Dtype dtype);
 
+// The same, with the axes in another order in memory, slowest first
+nb::object empty(int ndim, const npy_intp* shape, Dtype dtype, const int* order);
+
 // The same, with the shape and dtype of another.
 inline nb::object empty_like(PyArrayObject* like) {
     return empty(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_DESCR(like));

@@ -181,11 +181,13 @@ class NumpyCall : public Call {
 
   protected:
     bool make_one(int index, const Result& result) override {
-        results_[index] = empty(result.ndim, reinterpret_cast<const npy_intp*>(result.shape),
-                                descriptors[static_cast<int>(result.dtype)]);
+        const auto* shape = reinterpret_cast<const npy_intp*>(result.shape);
+        results_[index] = result.order ? empty(result.ndim, shape, result.dtype, result.order)
+                                       : empty(result.ndim, shape, descriptors[static_cast<int>(result.dtype)]);
         PyArrayObject* y = as_array(results_[index]);
-        result.array = {PyArray_BYTES(y), reinterpret_cast<const std::int64_t*>(PyArray_DIMS(y)), nullptr, result.dtype,
-                        result.ndim};
+        result.array = {PyArray_BYTES(y), reinterpret_cast<const std::int64_t*>(PyArray_DIMS(y)),
+                        result.order ? reinterpret_cast<const std::int64_t*>(PyArray_STRIDES(y)) : nullptr,
+                        result.dtype, result.ndim};
         return true;
     }
 
@@ -349,6 +351,19 @@ Dtype dtype_of_type(int type) {
 
 nb::object empty(int ndim, const npy_intp* shape, Dtype dtype) {
     return empty(ndim, shape, descriptors[static_cast<int>(dtype)]);
+}
+
+nb::object empty(int ndim, const npy_intp* shape, Dtype dtype, const int* order) {
+    npy_intp in_order[kMaxAxes], places[kMaxAxes];
+    for (int i = 0; i < ndim; ++i) {
+        in_order[i] = shape[order[i]];
+        places[order[i]] = i;
+    }
+    const nb::object contiguous = empty(ndim, in_order, dtype);
+    PyArray_Dims axes{places, ndim};
+    PyObject* array = PyArray_Transpose(as_array(contiguous), &axes);
+    if (!array) throw nb::python_error();
+    return nb::steal(array);
 }
 
 void bind_operators(nb::module_& m) {

@@ -345,8 +345,10 @@ void softmax(Test& t) {
         t.check(name, {24, 32}, {x}, expected_of(kind), [&](const Test::Call& call) {
             Softmax op{};
             op.kind = kind;
-            op.x = rows_of(x, call.in[0]);
-            op.y = call.out;
+            op.lines = lines_of(rows_of(x, call.in[0]), call.out, x.element());
+            const std::int64_t y_item = size_of(result);
+            op.lines.step.y = y_item;
+            op.lines.stride.y = kind == Normalized::logsumexp ? y_item : t.length * y_item;
             op.dtype = own;
             op.y_dtype = result;
             op.streaming = call.streaming;
