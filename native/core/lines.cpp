@@ -72,6 +72,28 @@ bool find_lines(Lines& lines, const Array& x, std::uint32_t along, const Order& 
     return true;
 }
 
+bool is_dense(const Array& a, const Order& order) {
+    if (!a.strides && order.is_usual) return true;
+    std::int64_t step = a.item();
+    for (int i = a.ndim - 1; i >= 0; step *= a.shape[order.axes[i]], --i)
+        if (a.shape[order.axes[i]] > 1 && a.stride(order.axes[i]) != step) return false;
+    return true;
+}
+
+Rows elements_in_order(const Array& a, const Order& order) {
+    Rows rows{};
+    rows.data = a.data;
+    rows.length = rows.count = 1;
+    int last = a.ndim - 1;
+    while (last > 0 && a.shape[order.axes[last]] == 1) --last;
+    for (int i = 0; i < last; ++i) add_axis(rows, a.shape[order.axes[i]], a.stride(order.axes[i]));
+    if (last < 0) return rows;
+    const int inner = order.axes[last];
+    rows.length = a.shape[inner];
+    if (a.stride(inner) != a.item() && rows.length > 1) rows.step = a.stride(inner);
+    return rows;
+}
+
 Lines lines_of(const Rows& rows, char* y, std::int64_t item) {
     Lines lines{};
     lines.x = rows.data;

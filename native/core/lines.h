@@ -66,6 +66,12 @@ struct Lines {
 // there, one element for each line. False if the axes of a line are not one run of memory with equal steps.
 bool find_lines(Lines& lines, const Array& x, std::uint32_t along, const Order& order, const std::int64_t* y_strides);
 
+// Elements of an array in an order of its axes, as rows along the innermost that has more than one
+Rows elements_in_order(const Array& a, const Order& order);
+
+// Whether all elements follow each other in memory in that order
+bool is_dense(const Array& a, const Order& order);
+
 // Rows, and a C-contiguous result of their shape
 Lines lines_of(const Rows& rows, char* y, std::int64_t item);
 

@@ -1,7 +1,7 @@
 // An array viewed as rows along its last axis, for row-wise kernels.
 //
-// The last axis is contiguous; the others may have any strides, including negative and zero. They are merged where the
-// strides allow it, so a contiguous array of any rank is one run of rows.
+// The last axis is contiguous, but for elementwise kernels; the others may have any strides, including negative and
+// zero. They are merged where the strides allow it, so a contiguous array of any rank is one run of rows.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 namespace tensorops {
 
 inline constexpr int kMaxAxes = 8;  // of an array
+inline constexpr std::int64_t kNeighbours = INT64_MIN;
 
 struct Rows {
     const char* data;
@@ -16,8 +17,11 @@ struct Rows {
     std::int64_t length;  // elements in a row
     int outer;            // number of merged outer axes
     std::int64_t shape[kMaxAxes];
-    std::int64_t stride[kMaxAxes];  // in bytes
-    std::int64_t first;             // the index of the first row among those at `data`: not 0 in a part of an array
+    std::int64_t stride[kMaxAxes];    // in bytes
+    std::int64_t first;               // the index of the first row among those at `data`: not 0 in a part of an array
+    std::int64_t step = kNeighbours;  // bytes from one element of a row to the next, if they are not
+
+    bool are_neighbours() const { return step == kNeighbours; }
 
     const char* row(std::int64_t index) const {
         index += first;

@@ -2,12 +2,14 @@
 //
 // Work: the elements go to threads in contiguous spans, whatever the rows; contiguous arrays are one row.
 // Precision: float64 in float64, everything else in float32, see vector_math.h.
+//   Elements that are no neighbours in memory are gathered into the first-level cache, part by part.
 // Bytes: each element once in (a gated unit: two), once out, as in a copy.
 #include "activation.h"
 
 #include <algorithm>
 
 #include "functions.h"
+#include "gathered.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -137,9 +139,11 @@ struct Elements {
     void compute(std::int64_t begin, std::int64_t end) const {
         while (begin < end) {
             const std::int64_t row = begin / op.x.length, from = begin % op.x.length;
-            const std::int64_t n = std::min(end - begin, op.x.length - from);
-            const char* x = op.x.row(row) + from * item;
-            const char* up = op.up.data ? op.up.row(row) + from * item : nullptr;
+            std::int64_t n = std::min(end - begin, op.x.length - from);
+            if (!op.x.are_neighbours() || !op.up.are_neighbours()) n = std::min(n, kGatheredBytes / item);
+            alignas(64) char memory[2][kGatheredBytes];
+            const char* x = elements_of_row(op.x, row, from, n, item, memory[0]);
+            const char* up = op.up.data ? elements_of_row(op.up, row, from, n, item, memory[1]) : nullptr;
             if (op.streaming)
                 stream(op.y + begin * item, n * item, x, up);
             else

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "functions.h"
+#include "gathered.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -229,16 +230,20 @@ using ComputeSpan = void (*)(const void* function, const Span& span);
 // Elements [begin, end), row by row; what is written past the caches is computed in them, part by part.
 void elements(const ActivationVjp& op, const void* function, ComputeSpan compute, std::int64_t item, std::int64_t begin,
               std::int64_t end) {
-    constexpr std::int64_t kPart = 4096;
+    constexpr std::int64_t kPart = kGatheredBytes;
     alignas(64) char parts[2][kPart];
     const std::int64_t length = op.x.length;
     while (begin < end) {
         const std::int64_t row = begin / length, from = begin % length;
         std::int64_t n = std::min(end - begin, length - from);
-        if (op.streaming) n = std::min(n, kPart / item);
-        const auto at = [row, from, item](const Rows& rows) { return rows.row(row) + from * item; };
+        if (op.streaming || !op.x.are_neighbours() || !op.up.are_neighbours() || !op.dy.are_neighbours())
+            n = std::min(n, kPart / item);
+        alignas(64) char gathered[3][kPart];
+        const auto at = [&](const Rows& rows, int place) {
+            return elements_of_row(rows, row, from, n, item, gathered[place]);
+        };
         char *const dx = op.dx + begin * item, *const dup = op.dup ? op.dup + begin * item : nullptr;
-        Span span{at(op.x), dup ? at(op.up) : nullptr, at(op.dy), dx, dup, n};
+        Span span{at(op.x, 0), dup ? at(op.up, 1) : nullptr, at(op.dy, 2), dx, dup, n};
         if (op.streaming) {
             span.dx = parts[0];
             span.dup = parts[1];

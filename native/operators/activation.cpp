@@ -20,17 +20,39 @@ Rows elements_of(const Array& a) {
     return rows;
 }
 
+// The order in which elementwise functions of arrays of one shape go, and whether all of these are dense in it
+struct Way {
+    Order order;
+    bool is_flat;
+
+    // The caller may have made the result C-contiguous all the same.
+    Way(const Array& y, const Order& wanted, std::initializer_list<const Array*> arrays)
+        : order(y.strides ? wanted : Order{{0, 1, 2, 3, 4, 5, 6, 7}, true}), is_flat(true) {
+        static_assert(kMaxAxes == 8);
+        for (const Array* a : arrays) is_flat &= !a || is_dense(*a, order);
+    }
+    Rows rows(const Array& a) const { return is_flat ? elements_of(a) : elements_in_order(a, order); }
+    // Whether a result may be written past the caches, row by row
+    bool may_stream(const Rows& x, const Rows& other, std::int64_t item) const {
+        return is_flat || (x.length * item % 64 == 0 && x.are_neighbours() && other.are_neighbours());
+    }
+};
+
 Reason activate(Call& call, Activation& op, const Array& x, const Array* up = nullptr) {
+    const Order order = memory_order(x);
     Array y;
-    if (!call.make({{y, x}})) return call.reason;
+    Result result{y, x};
+    if (!order.is_usual) result.order = order.axes;
+    if (!call.make({result})) return call.reason;
     const std::int64_t bytes = x.bytes(), item = x.item();
     if (bytes == 0) return {};
-    const bool flat = x.is_contiguous() && (!up || up->is_contiguous());  // one row, which is cut by elements
-    op.x = flat ? elements_of(x) : rows_of(x);
-    if (up) op.up = flat ? elements_of(*up) : rows_of(*up);
+    const Way way(y, order, {&x, up});
+    const bool flat = way.is_flat;  // one row, which is cut by elements
+    op.x = way.rows(x);
+    if (up) op.up = way.rows(*up);
     op.y = y.data;
     op.dtype = x.dtype;
-    op.streaming = call.streams && bytes >= kStreamBytes && (flat || op.x.length * item % 64 == 0);
+    op.streaming = call.streams && bytes >= kStreamBytes && way.may_stream(op.x, op.up, item);
     const auto cut = [flat, item](Activation& part, std::int64_t begin, std::int64_t end) {
         part.y += begin * (flat ? 1 : part.x.length) * item;
         for (Rows* rows : {&part.x, &part.up}) {
@@ -51,7 +73,7 @@ Reason unary(Call& call, Function function) {
     Reader in(call);
     Activation op{};
     op.function = function;
-    const Array& x = in.rows();
+    const Array& x = in.array();
     for (double* parameter : {&op.alpha, &op.beta})
         if (in.has_more()) *parameter = in.finite();
     return in.failed() ? in.reason : activate(call, op, x);
@@ -61,7 +83,7 @@ Reason gated(Call& call, Function function) {
     Reader in(call);
     Activation op{};
     op.function = function;
-    const Array &gate = in.rows(), &up = in.rows();
+    const Array &gate = in.array(), &up = in.array();
     in.require(gate.dtype == up.dtype, "gate and up differ in dtype");
     in.require(gate.has_shape(up), "gate and up differ in shape");
     return in.failed() ? in.reason : activate(call, op, gate, &up);
@@ -87,7 +109,7 @@ TENSOROPS_OPERATOR(squareplus, "x, *, b=4.0") {
     Reader in(call);
     Activation op{};
     op.function = Function::squareplus;
-    const Array& x = in.rows();
+    const Array& x = in.array();
     op.alpha = in.finite();
     const double root = std::sqrt(op.alpha);
     in.require(root > 0, "b is not a positive number");
@@ -102,7 +124,7 @@ TENSOROPS_OPERATOR(reglu, "gate, up") { return gated(call, Function::reglu); }
 TENSOROPS_OPERATOR(gelu, "x, *, approximate='none'") {
     Reader in(call);
     Activation op{};
-    const Array& x = in.rows();
+    const Array& x = in.array();
     op.function = in.choice({"none", "tanh"}) == 0 ? Function::gelu : Function::gelu_tanh;
     return in.failed() ? in.reason : activate(call, op, x);
 }
@@ -112,18 +134,21 @@ TENSOROPS_OPERATOR(gelu, "x, *, approximate='none'") {
 namespace {
 
 Reason differentiate(Call& call, ActivationVjp& op, const Array& x, const Array& dy, const Array* up = nullptr) {
+    const Order order = memory_order(x);
     Array dx, dup{};
-    if (!call.make({{dx, x}, {dup, up, true}})) return call.reason;
-    const std::int64_t bytes = x.bytes();
+    Result of_x{dx, x}, of_up{dup, up, true};
+    if (!order.is_usual) of_x.order = of_up.order = order.axes;
+    if (!call.make({of_x, of_up})) return call.reason;
+    const std::int64_t bytes = x.bytes(), item = x.item();
     if (bytes == 0) return {};
-    const bool flat = x.is_contiguous() && dy.is_contiguous() && (!up || up->is_contiguous());
-    op.x = flat ? elements_of(x) : rows_of(x);
-    op.dy = flat ? elements_of(dy) : rows_of(dy);
-    if (up) op.up = flat ? elements_of(*up) : rows_of(*up);
+    const Way way(dx, order, {&x, &dy, up});
+    op.x = way.rows(x);
+    op.dy = way.rows(dy);
+    if (up) op.up = way.rows(*up);
     op.dx = dx.data;
     op.dup = dup.data;
     op.dtype = x.dtype;
-    op.streaming = call.streams && bytes >= kStreamBytes && (flat || op.x.length * x.item() % 64 == 0);
+    op.streaming = call.streams && bytes >= kStreamBytes && way.may_stream(op.x, op.dy, item) && op.up.are_neighbours();
     call.compute(bytes, [&op] { target().activation_vjp(op); });
     return {};
 }
@@ -137,7 +162,7 @@ Reason unary_vjp(Call& call, Function function) {
     Reader in(call);
     ActivationVjp op{};
     op.function = function;
-    const Array &x = in.rows(), &dy = in.rows();
+    const Array &x = in.array(), &dy = in.array();
     for (double* parameter : {&op.alpha, &op.beta})
         if (in.has_more()) *parameter = in.finite();
     return in.require(refuse_cotangent(dy, x)) ? differentiate(call, op, x, dy) : in.reason;
@@ -147,7 +172,7 @@ Reason gated_vjp(Call& call, Function function) {
     Reader in(call);
     ActivationVjp op{};
     op.function = function;
-    const Array &gate = in.rows(), &up = in.rows(), &dy = in.rows();
+    const Array &gate = in.array(), &up = in.array(), &dy = in.array();
     in.require(gate.dtype == up.dtype, "gate and up differ in dtype");
     in.require(gate.has_shape(up), "gate and up differ in shape");
     return in.require(refuse_cotangent(dy, gate)) ? differentiate(call, op, gate, dy, &up) : in.reason;
@@ -178,7 +203,7 @@ TENSOROPS_OPERATOR(squareplus_vjp, "x, dy, *, b=4.0 -> dx") {
 TENSOROPS_OPERATOR(gelu_vjp, "x, dy, *, approximate='none' -> dx") {
     Reader in(call);
     ActivationVjp op{};
-    const Array &x = in.rows(), &dy = in.rows();
+    const Array &x = in.array(), &dy = in.array();
     op.function = in.choice({"none", "tanh"}) == 0 ? Function::gelu : Function::gelu_tanh;
     return in.require(refuse_cotangent(dy, x)) ? differentiate(call, op, x, dy) : in.reason;
 }

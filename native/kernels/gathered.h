@@ -1,0 +1,34 @@
+// Elements of rows that are no neighbours, copied to where they are, for elementwise kernels.
+#pragma once
+
+#include "rows.h"
+#include "simd.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+inline constexpr std::int64_t kGatheredBytes = 4096;
+
+template <class Bits>
+void gather(char* to, const char* from, std::int64_t n, std::int64_t step) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        TENSOROPS_ONE_BY_ONE(i);
+        std::memcpy(to + i * static_cast<std::int64_t>(sizeof(Bits)), from + i * step, sizeof(Bits));
+    }
+}
+
+// Up to kGatheredBytes of a row from an element on: in memory of the caller, or where they are if they are neighbours
+inline const char* elements_of_row(const Rows& rows, std::int64_t row, std::int64_t from, std::int64_t n,
+                                   std::int64_t item, char* memory) {
+    const bool are_neighbours = rows.are_neighbours();
+    const char* p = rows.row(row) + from * (are_neighbours ? item : rows.step);
+    if (are_neighbours) return p;
+    if (item == 8)
+        gather<std::uint64_t>(memory, p, n, rows.step);
+    else if (item == 4)
+        gather<std::uint32_t>(memory, p, n, rows.step);
+    else
+        gather<std::uint16_t>(memory, p, n, rows.step);
+    return memory;
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET
