@@ -207,7 +207,7 @@ void every_line(const Softmax& op) {
     const std::int64_t n = lines.length, bytes = lines.count * (n * item + (of_sums ? 1 : n) * y_item);
     const bool is_row = lines.step.x == item && (of_sums || lines.step.y == y_item);
     const bool neighbours = lines.stride.x == item && lines.stride.y == y_item;
-    if (is_row && (n > kShort || lines.width == 1))
+    if (is_row && n > kShort)
         return over_rows(lines.count, bytes, op.streaming, [&](auto streaming, std::int64_t i) {
             const Line line = lines.line(i), next = lines.line(i + 1 < lines.count ? i + 1 : i);
             one_row<streaming, T, R>(op, reinterpret_cast<const T*>(line.x), reinterpret_cast<const T*>(next.x),

@@ -74,20 +74,18 @@ def test_large_results_are_the_same_bits(target, operator, dtype, rng):
             np.testing.assert_array_equal(bits(y[row : row + 1]), bits(alone))
 
 
+NO_AXES = "axis names no axes of x"
 NO_SUCH_RESULT = "dtype is neither the dtype of x nor, for half types, float32"
 
 
 @pytest.mark.parametrize(
     ("operator", "args", "options", "reason"),
     [
-        ("silu", (np.ones((2, 4), np.float32)[:, ::2],), {}, "the last axis of x is not contiguous"),
         ("silu", (np.float32(1),), {}, "x is not an array"),
-        ("silu", (np.array(1.0),), {}, "x has 0 dimensions"),
         ("silu", (np.ones(3, np.int32),), {}, "x has a dtype without a kernel"),
         ("silu", (np.ones(3, ">f4"),), {}, "x is in foreign byte order"),
         ("swiglu", (np.ones(3), np.ones(3, np.float32)), {}, "gate and up differ in dtype"),
         ("swiglu", (np.ones(3), np.ones((1, 3))), {}, "gate and up differ in shape"),
-        ("swiglu", (np.ones(3), np.ones(6)[::2]), {}, "the last axis of up is not contiguous"),
         ("gelu", (np.ones(3),), {"approximate": "fast"}, "approximate is neither 'none' nor 'tanh'"),
         ("elu", (np.ones(3),), {"alpha": np.nan}, "alpha is not a finite number"),
         ("elu", (np.ones(3),), {"alpha": "1"}, "alpha is not a finite number"),
@@ -96,22 +94,22 @@ NO_SUCH_RESULT = "dtype is neither the dtype of x nor, for half types, float32"
         ("hard_sigmoid", (np.ones(3),), {"alpha": None}, "alpha is not a finite number"),
         ("hard_sigmoid", (np.ones(3),), {"beta": 10**400}, "beta is not a finite number"),
         ("reglu", (np.ones(3), np.ones(4)), {}, "gate and up differ in shape"),
-        ("softmax", (np.ones((2, 3)),), {"axis": 0}, "axis is not the last of x"),
-        ("softmax", (np.ones((2, 3, 4)),), {"axis": (0, 1)}, "the axes are not the last of x"),
-        ("softmax", (np.ones((2, 3, 4)),), {"axis": (2, 2)}, "the axes are not the last of x"),
-        ("softmax", (np.ones((2, 3)),), {"axis": (0, 1, 2)}, "the axes are not the last of x"),
-        ("softmax", (np.ones((2, 3)),), {"axis": ()}, "axis is not the last of x"),
-        ("softmax", (np.ones((2, 3)),), {"axis": (-1, "0")}, "axis is not the last of x"),
-        ("softmax", (np.ones((2, 6, 4))[:, ::2],), {"axis": (1, 2)}, "the last 2 axes of x are not contiguous"),
+        ("softmax", (np.ones((2, 3)),), {"axis": 2}, NO_AXES),
+        ("softmax", (np.ones((2, 3, 4)),), {"axis": (2, 2)}, NO_AXES),
+        ("softmax", (np.ones((2, 3)),), {"axis": (0, 1, 2)}, NO_AXES),
+        ("softmax", (np.ones((2, 3)),), {"axis": ()}, NO_AXES),
+        ("softmax", (np.ones((2, 3)),), {"axis": (-1, "0")}, NO_AXES),
+        ("softmax", (np.ones((2, 3, 4)),), {"axis": (0, 2)}, "the axes of x are not one run of memory"),
+        ("softmax", (np.ones((2, 6, 4))[:, ::2],), {"axis": (1, 2)}, "the axes of x are not one run of memory"),
         ("softmax", (np.ones(3),), {"dtype": np.float32}, NO_SUCH_RESULT),
         ("softmax", (np.ones(3, np.float32),), {"dtype": np.dtype(np.float16)}, NO_SUCH_RESULT),
         ("log_softmax", (np.ones(3, np.float16),), {"dtype": np.dtype(">f4")}, NO_SUCH_RESULT),
         ("logsumexp", (np.ones(3, np.float16),), {"dtype": "float32"}, NO_SUCH_RESULT),
-        ("logsumexp", (np.ones((2, 3, 0)),), {"axis": (1, 2)}, "one of the last axes of x is empty"),
-        ("softmax", (np.ones((2, 3)),), {"axis": True}, "axis is not the last of x"),
-        ("softmax", (np.ones((2, 3)),), {"axis": 2**70}, "axis is not the last of x"),
+        ("logsumexp", (np.ones((2, 3, 0)),), {"axis": (1, 2)}, "an axis of x along which it reduces is empty"),
+        ("softmax", (np.ones((2, 3)),), {"axis": True}, NO_AXES),
+        ("softmax", (np.ones((2, 3)),), {"axis": 2**70}, NO_AXES),
         ("softmax", (np.ones((2, 3)),), {"where": np.ones((2, 3), bool)}, "where is given"),
-        ("logsumexp", (np.ones((2, 0)),), {}, "the last axis of x is empty"),
+        ("logsumexp", (np.ones((2, 0)),), {}, "an axis of x along which it reduces is empty"),
     ],
 )
 def test_what_is_refused_has_a_reason(operator, args, options, reason):

@@ -1,0 +1,124 @@
+"""Arrays in any order of memory, with gaps, reversed and broadcast, along any axis: which kernel runs, and what it returns."""
+
+import numpy as np
+import pytest
+
+import support
+import tensorops
+from tensorops.testing import DTYPES
+
+support.require_native()
+
+SHAPES = [(5, 7, 9), (100, 10), (3, 130, 70), (4, 1, 33), (2, 40, 3, 6), (33,), (300, 3), (1, 1)]
+ALONG = ("softmax", "log_softmax", "logsumexp")
+EPS = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
+ELEMENTWISE = ("silu", "gelu", "softplus", "relu", "swiglu", "geglu")
+
+
+def layouts(rng, shape, dtype):
+    """Return arrays of the given or the reverse shape, each another view of random numbers."""
+    whole = (3 * rng.standard_normal([2 * n for n in shape])).astype(DTYPES[dtype])
+    part = np.ascontiguousarray(whole[tuple(slice(n) for n in shape)])
+    stepped = whole[tuple(slice(0, 2 * n, 2) for n in shape)]
+    return {
+        "contiguous": part,
+        "transposed": part.T,
+        "sliced": whole[tuple(slice(n) for n in shape)],
+        "stepped": stepped,
+        "stepped and transposed": stepped.T,
+        "reversed": part[::-1, ..., ::-1] if part.ndim > 1 else part[::-1],
+        "swapped": part.swapaxes(0, -1),
+        "broadcast": np.broadcast_to(part[:1], shape),
+        "broadcast along the last axis": np.broadcast_to(part[..., :1], shape),
+    }
+
+
+def reference(operator, x, axis):
+    """Return the operator's values, in numbers wider than float64 where there are any."""
+    x = x.astype(np.longdouble)
+    largest = x.max(axis=axis, keepdims=True)
+    total = np.exp(x - largest).sum(axis=axis, keepdims=True)
+    if operator == "softmax":
+        return np.exp(x - largest) / total
+    if operator == "log_softmax":
+        return x - largest - np.log(total)
+    return (largest + np.log(total)).squeeze(axis)
+
+
+def on_cpu(operator, *args, **options):
+    with tensorops.trace() as log:
+        y = getattr(tensorops, operator)(*args, **options)
+    assert [call.kernel for call in log] == ["cpu"]
+    return y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", ALONG)
+def test_along_every_axis_of_every_view(operator, dtype, rng):
+    for shape in SHAPES:
+        for name, x in layouts(rng, shape, dtype).items():
+            for axis in range(-1, x.ndim):
+                y = on_cpu(operator, x, axis=axis)
+                expected = reference(operator, x, axis)
+                assert (y.shape, y.dtype) == (expected.shape, x.dtype)
+                eps = EPS[dtype]
+                # exp magnifies the rounding of a large difference; float16 has few bits for small numbers
+                scale = np.maximum(np.abs(expected), 1) if operator != "softmax" else np.abs(expected) + 6e-8 / eps
+                scale = scale if dtype in ("float16", "bfloat16") or operator != "softmax" else np.abs(expected)
+                assert np.max(np.abs(y.astype(np.longdouble) - expected) / scale) < 32 * eps, (shape, name, axis)
+
+
+@pytest.mark.parametrize("operator", ALONG)
+def test_all_axes_of_what_is_dense(operator, rng):
+    x = rng.standard_normal((4, 5, 6)).transpose(2, 0, 1)
+    np.testing.assert_allclose(on_cpu(operator, x, axis=(0, 1, 2)), reference(operator, x, (0, 1, 2)).astype(float))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", ELEMENTWISE)
+def test_elements_of_every_view(operator, dtype, rng):
+    count = 2 if operator.endswith("glu") else 1
+    for shape in SHAPES:
+        all_layouts = [layouts(rng, shape, dtype) for _ in range(count)]
+        for name in all_layouts[0]:
+            args = [each[name] for each in all_layouts]
+            y = on_cpu(operator, *args)
+            expected = on_cpu(operator, *map(np.ascontiguousarray, args))
+            np.testing.assert_array_equal(support.bits(y), support.bits(expected), err_msg=f"{shape} {name}")
+        if count == 2 and len(shape) > 1:  # a gate and an array in different orders
+            gate, up = all_layouts[0]["contiguous"], np.asfortranarray(all_layouts[1]["contiguous"])
+            expected = on_cpu(operator, gate, np.ascontiguousarray(up))
+            np.testing.assert_array_equal(support.bits(on_cpu(operator, gate, up)), support.bits(expected))
+
+
+@pytest.mark.parametrize("operator", ["silu", "softmax"])
+def test_results_have_the_order_of_x_in_memory(operator, rng):
+    x = rng.standard_normal((4, 5, 6)).transpose(2, 0, 1)
+    assert on_cpu(operator, x).strides == x.strides
+    assert on_cpu(operator, x[::2]).strides == np.empty_like(x[::2]).strides
+    assert on_cpu(operator, x[:, ::-1]).flags.writeable
+
+
+@pytest.mark.parametrize("largest", [np.inf, -np.inf])
+@pytest.mark.parametrize("length", [3, 50])
+def test_infinities_and_nan_along_any_axis(length, largest, rng):
+    """A line with +inf, or of nothing but -inf, has that as its logarithm of a sum, and a line with NaN has NaN."""
+    x = rng.standard_normal((4, length))
+    x[0] = largest
+    x[1, 1] = np.nan
+    x[2] = largest
+    x[2, 2] = np.nan
+    for y in (on_cpu("logsumexp", x), on_cpu("logsumexp", np.ascontiguousarray(x.T), axis=0)):
+        np.testing.assert_array_equal(y[:3], [largest, np.nan, np.nan])
+        np.testing.assert_allclose(y[3], np.log(np.exp(x[3]).sum()))
+
+
+def test_gradients_of_a_broadcast_cotangent(rng):
+    """Expanded tensors have a stride of 0 along the last axis as well."""
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(rng.standard_normal((40, 50)), requires_grad=True)
+    tensorops.silu(x.T).sum().backward()
+    of_sums = x.grad.clone()
+    x.grad = None
+    torch.nn.functional.silu(x.T).sum().backward()
+    torch.testing.assert_close(of_sums, x.grad, rtol=1e-14, atol=1e-14)
