@@ -1,4 +1,4 @@
-// exp, expm1, log1p, tanh, sigmoid and gelu on vectors: written once for all targets, in float32 and float64.
+// exp, expm1, log, log1p, tanh, sigmoid and gelu on vectors: written once for all targets, in float32 and float64.
 //
 // Polynomials and quotients of such, fitted to minimize the largest relative error. In float32, AVX-512 looks up those
 // of a segment in registers; other targets have one for all arguments. Largest errors in units of the last place, of
@@ -7,7 +7,8 @@
 //              float32                                                    float64
 //   exp        1                                                          1
 //   expm1      1.5                                                        1.25
-//   log1p      1.5                                                        1.25
+//   log        1                                                          1.35
+//   log1p      1.5                                                        1.35
 //   tanh       1.75                                                       2.5
 //   sigmoid    2.5; 1.5 with AVX-512                                      2.5
 //   gelu       5, less than 3 eps; 3 with AVX-512, 6.5 without a fused    4.75, less than 3 eps

@@ -29,8 +29,8 @@ void apply(tests::VectorFunction function, const T* x, T* y, std::int64_t n) {
             return each(x, y, n, [](V v) { return sigmoid(v); });
         case tests::VectorFunction::gelu:
             return each(x, y, n, [](V v) { return gelu(v); });
-        case tests::VectorFunction::gelu_slope:
-            return each(x, y, n, [](V v) { return gelu_slope(v); });
+        case tests::VectorFunction::log:
+            return each(x, y, n, [](V v) { return log_of_normal(v); });
     }
 }
 

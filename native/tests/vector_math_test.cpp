@@ -55,6 +55,8 @@ const Measured kMeasured[] = {
     {"tanh", VectorFunction::tanh, Dtype::float32, {1.75L, 1.75L, 1.75L}, -12, 12, 0.5L, std::tanh},
     {"sigmoid", VectorFunction::sigmoid, Dtype::float32, {1.5L, 2.5L, 2.5L}, -87, 20, -4, sigmoid},
     {"gelu", VectorFunction::gelu, Dtype::float32, {3.0L, 5.0L, 6.5L}, -12.5L, 6, -1, gelu},
+    {"log", VectorFunction::log, Dtype::float32, {1.0L, 1.0L, 1.0L}, 1, 1e30L, 1, std::log},
+    {"log", VectorFunction::log, Dtype::float64, {1.35L, 1.35L, 1.35L}, 1, 1e300L, 1, std::log},
     {"exp", VectorFunction::exp, Dtype::float64, {1.0L, 1.0L, 1.0L}, -708, 0, -1, std::exp},
     {"expm1", VectorFunction::expm1, Dtype::float64, {1.25L, 1.25L, 1.25L}, -37, 0, -0.5L, std::expm1},
     {"log1p_unit", VectorFunction::log1p_unit, Dtype::float64, {1.25L, 1.25L, 1.35L}, 0, 1, 0.5L, std::log1p},
