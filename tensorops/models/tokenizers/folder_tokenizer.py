@@ -15,6 +15,7 @@ from tensorops.models._errors import missing
 from tensorops.models.files._open_file import read_whole
 from tensorops.models.files.gguf_types import TokenType
 
+from .regular_expressions import check_regular_expression
 from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, SPECIAL_NAMES, TokenizerParts, Vocabulary, end_tokens
 
 try:
@@ -110,8 +111,9 @@ def _fast_tokenizer(folder: _Folder) -> Any:
         fast = FastTokenizer.from_str(source)
         fast.no_truncation()
         fast.no_padding()
-    normalizer = {} if fast.normalizer is None else json.loads(fast.normalizer.__getstate__())
-    if (growth := _growth(normalizer)) > MOST_GROWTH:
+    steps = [_state(step) for step in (fast.normalizer, fast.pre_tokenizer, fast.decoder)]
+    _check_regular_expressions(folder, steps)
+    if (growth := _growth(steps[0])) > MOST_GROWTH:
         raise folder.error(FILE, f"normalizer: a text may become {growth:.0e} times as long")
     with _panics_told(folder):
         fast.encode("a b", add_special_tokens=True)
@@ -173,19 +175,42 @@ def _panics_told(folder: _Folder) -> Iterator[None]:
         raise folder.error(FILE, str(error)) from error
 
 
+def _state(step: Any) -> dict[str, Any]:
+    """Return what the package has read of a step, which may be none."""
+    state: dict[str, Any] = {} if step is None else json.loads(step.__getstate__())
+    return state
+
+
+def _check_regular_expressions(folder: _Folder, places: list[Any]) -> None:
+    for place in _containers(places):
+        pattern = place.get("Regex") if isinstance(place, dict) else None
+        if isinstance(pattern, str):
+            try:
+                check_regular_expression(pattern)
+            except ValueError as error:
+                raise folder.error(FILE, f"the regular expression {pattern!r:.80} is refused: {error}") from error
+
+
 def _check_character_maps(folder: _Folder, source: str) -> None:
     """Refuse a map of characters that is said to be longer than it is: the package takes as much memory first."""
     try:
-        places: list[Any] = [json.loads(source)]
+        content = json.loads(source)
     except (ValueError, RecursionError):
         return  # the package says what is wrong
-    for place in places:
-        inner = place.values() if isinstance(place, dict) else place
-        places += [each for each in inner if isinstance(each, dict | list)]
+    for place in _containers([content]):
         if isinstance(place, dict) and isinstance(encoded := place.get("precompiled_charsmap"), str):
             size, rest = _character_map(encoded)
             if size > len(rest):
                 raise folder.error(FILE, f"precompiled_charsmap: {size} bytes, but it has {len(rest)}")
+
+
+def _containers(value: list[Any]) -> Iterator[Any]:
+    """Yield the lists and dicts in a JSON value, the value itself first."""
+    places: list[Any] = [value]
+    for place in places:
+        inner = place.values() if isinstance(place, dict) else place
+        places += [each for each in inner if isinstance(each, dict | list)]
+        yield place
 
 
 def _character_map(encoded: str) -> tuple[int, bytes]:
@@ -234,7 +259,7 @@ def _vocabulary(folder: _Folder, fast: Any) -> tuple[Vocabulary, bool]:
 
 def _decoding(folder: _Folder, fast: Any) -> tuple[bool, bool, bool]:
     """Return whether tokens use letters for bytes, whether some are bytes, and whether a text gets a space."""
-    state: dict[str, Any] = {"type": None} if fast.decoder is None else json.loads(fast.decoder.__getstate__())
+    state = _state(fast.decoder) or {"type": None}
     steps = {step["type"]: step for step in state.get("decoders", [state])}
     if steps.keys() == {"ByteLevel"}:
         return True, False, False
