@@ -1,4 +1,4 @@
-"""Arrays in any order of memory, with gaps, reversed and broadcast, along any axis: which kernel runs, and what it returns."""
+"""Views of every kind, along any axis: which kernel runs, and what it returns."""
 
 import numpy as np
 import pytest
