@@ -57,6 +57,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 7}),
     "mixtral": ("Mixtral", EXPERTS),
     "qwen2": ("Qwen2", {}),
+    "qwen2moe": ("Qwen2Moe", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "num_experts": 6,
+                              "num_experts_per_tok": 2}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3moe": ("Qwen3Moe", {"head_dim": 32, "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2,
                               "norm_topk_prob": True}),
@@ -186,6 +188,8 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
             array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))
         arrays[key] = array
     left_out = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE
+    if name.startswith("qwen"):
+        left_out += ("expert_weights_norm",)
     metadata = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in file.metadata.items()

@@ -64,6 +64,8 @@ class Decoder:
         Whether a norm of queries or keys is over all heads of a token, or over each by itself.
     adds_experts : bool
         Whether blocks with experts have a feed-forward layer besides.
+    gates_shared_expert : bool
+        Whether a token has a weight for the expert that all tokens pass.
     activation : str
         As in `ModelConfig`.
     biases : tuple of str
@@ -81,6 +83,7 @@ class Decoder:
     folder_names: ClassVar[Mapping[str, str]] = {}
     normalizes_heads_together: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
+    gates_shared_expert: ClassVar[bool] = False
     activation: ClassVar[str] = "swiglu"
     biases: ClassVar[tuple[str, ...]] = ()
     biases_are_optional: ClassVar[bool] = False
@@ -113,6 +116,8 @@ class Decoder:
     @classmethod
     def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
         """Yield the tensors of a GGUF file, by name, for one of a folder, which has its name in a GGUF file already."""
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            tensor = tensor.computed(lambda weight: weight[0], tensor.shape[1:])
         yield name, tensor
 
     @classmethod
@@ -150,6 +155,8 @@ class Decoder:
             for name in ("ffn_gate", "ffn_up"):
                 yield from cls._matrix(name + suffix, (hidden, c.dim), 0, "ffn_gate_up" + suffix)
             yield from cls._matrix("ffn_down" + suffix, (c.dim, hidden), 1)
+        if cls.gates_shared_expert and c.experts and c.shared_hidden_dim:
+            yield Weight("ffn_gate_inp_shexp.weight", (c.dim,))
 
     @classmethod
     def _matrix(cls, name: str, shape: tuple[int, ...], axis: int, joined: str = "") -> Iterator[Weight]:

@@ -36,6 +36,7 @@ class Qwen35(Decoder):
     names = ("qwen35", "qwen35moe")
     model_types = ("qwen3_5_text", "qwen3_5_moe_text")
     ignored_keys = frozenset(("ssm.inner_size", "rope.dimension_sections"))
+    gates_shared_expert = True
     folder_names = {  # noqa: RUF012
         "linear_attn.A_log": "ssm_a",
         "linear_attn.conv1d": "ssm_conv1d",
@@ -82,9 +83,7 @@ class Qwen35(Decoder):
         elif name.endswith("ssm_conv1d.weight"):
             channels, _, width = tensor.shape
             tensor = tensor.computed(lambda weight: weight[:, 0, :], (channels, width))
-        elif name.endswith("ffn_gate_inp_shexp.weight"):
-            tensor = tensor.computed(lambda weight: weight[0], tensor.shape[1:])
-        yield name, tensor
+        yield from super().from_folder(name, tensor)
 
     @classmethod
     def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
@@ -92,8 +91,6 @@ class Qwen35(Decoder):
         yield from cls.delta_net_weights(c) if block in c.recurrent else cls.attention_weights(c)
         yield Weight("post_attention_norm.weight", (c.dim,))
         yield from cls.feed_forward_weights(c)
-        if c.shared_hidden_dim:
-            yield Weight("ffn_gate_inp_shexp.weight", (c.dim,))
 
     @classmethod
     def attention_weights(cls, c: ModelConfig) -> Iterator[Weight]:

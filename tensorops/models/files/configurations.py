@@ -62,6 +62,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "ministral3": _row("131072 4096 14336 34 32 8 262144", head_dim=128, rms_norm_eps=1e-5,
                        rope_parameters=YARN_OF_MINISTRAL3, sliding_window=None),
     "qwen2": _row("151936 4096 22016 32 32 32 32768", **QWEN),
+    "qwen2_moe": _row("151936 2048 5632 24 16 16 32768", **QWEN, decoder_sparse_step=1, mlp_only_layers=None,
+                      moe_intermediate_size=1408, norm_topk_prob=False, num_experts=60, num_experts_per_tok=4,
+                      shared_expert_intermediate_size=5632),
     "qwen3": _row("151936 4096 22016 32 32 32 32768", **QWEN, head_dim=128),
     "qwen3_moe": _row("151936 2048 6144 24 32 4 32768", sliding_window=4096, use_sliding_window=False,
                       decoder_sparse_step=1, mlp_only_layers=None, moe_intermediate_size=768, norm_topk_prob=False,
@@ -117,10 +120,10 @@ KINDS = ("full_attention", "sliding_attention")
 HARMLESS = frozenset([
     "architectures", "attention_bias", "attention_dropout", "attn_output_gate", "auto_map", "bos_token_id",
     "cache_implementation", "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id", "experts_per_token",
-    "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length",
-    "initializer_range", "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder",
-    "is_llama_config", "label2id", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "output_attentions",
-    "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "quantization",
+    "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
+    "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id",
+    "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "output_attentions", "output_hidden_states",
+    "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "qkv_bias", "quantization",
     "quantization_config", "resid_pdrop", "return_dict", "rope_interleaved", "rope_scaling", "router_aux_loss_coef",
     "router_jitter_noise", "sliding_window_size", "tokenizer_class", "torch_dtype", "transformers.js_config",
     "transformers_version", "unk_token_id", "use_cache", "use_flash_attention_2", "use_qk_norm", "use_sliding_window",
@@ -218,6 +221,11 @@ def _with_recurrent(config: Mapping[str, Any], block: int) -> str:
 OWN_PATTERNS: Mapping[str, Callable[[Mapping[str, Any], int], str]] = {
     "gemma3_text": lambda c, i: "sliding_attention" if (i + 1) % c["sliding_window_pattern"] else "full_attention",
     "qwen2": _after_some,
+    "qwen2_moe": lambda c, i: (
+        "sliding_attention"
+        if c["sliding_window"] is not None and i % 2 == 0 and i < c["max_window_layers"]
+        else "full_attention"
+    ),
     "qwen3": _after_some,
     "qwen3_5_text": _with_recurrent,
     "qwen3_5_moe_text": _with_recurrent,
