@@ -66,6 +66,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32,
                               "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
                                                   "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rms_norm_eps": None}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm4 without biases": ("Glm4", {"head_dim": 32, "attention_bias": False}),
     "phi3": ("Phi3", {}),
     "phi3 with a window": ("Phi3", {"sliding_window": 9}),
     "phi3 of which a part rotates": ("Phi3", {"partial_rotary_factor": 0.5}),
@@ -178,11 +181,15 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
     heads = {part: file.metadata[f"{name}.attention.{key}"]
              for part, key in (("attn_q", "head_count"), ("attn_k", "head_count_kv"))}  # fmt: skip
     arrays = {}
-    tensors = file.tensors if name == "phi3" else separated(architectures.read_config(file), file.tensors)
+    tensors = (
+        file.tensors
+        if "ffn_up" in architectures.get(name).fused
+        else separated(architectures.read_config(file), file.tensors)
+    )
     for key, tensor in tensors.items():
         array = tensor.dequantize()
         part = key.split(".")[2] if key.startswith("blk.") else ""
-        if architectures.get(name).interleaved and part in heads:
+        if architectures.get(name).interleaved and not architectures.get(name).interleaved_in_folders and part in heads:
             array = np.ascontiguousarray(_neighbours(array, heads[part]))
         if f"{name}.ssm.group_count" in file.metadata:
             array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))

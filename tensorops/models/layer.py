@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .config import ModelConfig
 
-__all__ = ["Layer", "Memory", "Step"]
+__all__ = ["Layer", "Memory", "Step", "normalized"]
 
 Array = Any
 
@@ -73,6 +73,16 @@ class Step:
     ranks: Ranks
 
 
+def normalized(config: ModelConfig, added: Array | None, x: Array, weight: Array) -> tuple[Array, Array]:
+    """Return the norm of a sum, or of `x` if nothing is added, and the sum."""
+    subtracts_mean = get(config.architecture).subtracts_mean
+    if added is None:
+        norm = tp.layer_norm if subtracts_mean else tp.rms_norm
+        return norm(x, weight, eps=config.eps), x
+    norm_of_sum = tp.add_layer_norm if subtracts_mean else tp.add_rms_norm
+    return norm_of_sum(added, x, weight, eps=config.eps)
+
+
 class Layer:
     """The operations of one block in one step.
 
@@ -101,13 +111,11 @@ class Layer:
 
     def normalize(self, x: Array, name: str) -> Array:
         """Return the norm of features with the weight of that name."""
-        return tp.rms_norm(x, self._w[name], self.config.eps)
+        return normalized(self.config, None, x, self._w[name])[0]
 
     def add_and_normalize(self, added: Array | None, x: Array, name: str) -> tuple[Array, Array]:
         """Return the norm of a sum with the weight of that name, and the sum."""
-        if added is None:
-            return self.normalize(x, name), x
-        return tp.add_rms_norm(added, x, self._w[name], self.config.eps)
+        return normalized(self.config, added, x, self._w[name])
 
     # ------------------------------------------------------------------------------------------- attention
 

@@ -15,7 +15,7 @@ from tensorops.persistent.ranks import Ranks
 
 from . import architectures
 from .cache import Slots, attention, stored
-from .layer import Layer, Step
+from .layer import Layer, Step, normalized
 from .matrices import embed, linear
 from .penalties import NONE, Penalties
 
@@ -84,10 +84,7 @@ def run_blocks(
     added = None  # the previous block's last result, which is still to be added to x
     for number, w in enumerate(weights["blocks"]):
         x, added = block(Layer(step, number, w, inputs), x, added)
-    if added is None:
-        return tp.rms_norm(x, weights["norm"], config.eps)
-    hidden, _ = tp.add_rms_norm(added, x, weights["norm"], config.eps)
-    return hidden
+    return normalized(config, added, x, weights["norm"])[0]
 
 
 def _per_layer_inputs(

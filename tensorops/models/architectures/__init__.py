@@ -190,7 +190,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     read = {
         "architecture": name,
         "activation": architecture.activation,
-        "interleaved": architecture.interleaved and not file.is_folder,
+        "interleaved": architecture.interleaved_in_folders if file.is_folder else architecture.interleaved,
         "blocks": blocks - prediction,
         "prediction_blocks": prediction,
         "context_length": context,
@@ -199,7 +199,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "kv_heads": kv_heads[-1],
         "head_dim": head_dim,
         "vocab_size": _vocab_size(fields, name),
-        "eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "eps": fields.number(f"{name}.attention.layer_norm_{'' if architecture.subtracts_mean else 'rms_'}epsilon"),
         **_rotation(fields, name, head_dim, context),
         **(fields.windows(name, 0) if file.is_folder else {}),  # which says for every block whether it has one
         **_feed_forward(fields, name, hidden[-1]),

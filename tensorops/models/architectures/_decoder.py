@@ -55,13 +55,17 @@ class Decoder:
     model_types : tuple of str
         ``model_type`` in the ``config.json`` of folders of Hugging Face.
     interleaved : bool
-        Whether features that rotate together are neighbours in GGUF files; in folders, they never are.
+        Whether features that rotate together are neighbours in GGUF files.
+    interleaved_in_folders : bool
+        Whether they are in folders.
     ignored_keys : frozenset of str
         Metadata without effect, without the name before the first dot. Others that `read` does not ask for are refused.
     folder_names : mapping
         Names of tensors in GGUF files by those in folders, after that of the block, where the package gguf has none.
     normalizes_heads_together : bool
         Whether a norm of queries or keys is over all heads of a token, or over each by itself.
+    subtracts_mean : bool
+        Whether norms subtract the mean.
     adds_experts : bool
         Whether blocks with experts have a feed-forward layer besides.
     gates_shared_expert : bool
@@ -79,9 +83,11 @@ class Decoder:
     names: ClassVar[tuple[str, ...]]
     model_types: ClassVar[tuple[str, ...]] = ()
     interleaved: ClassVar[bool] = False
+    interleaved_in_folders: ClassVar[bool] = False
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
     folder_names: ClassVar[Mapping[str, str]] = {}
     normalizes_heads_together: ClassVar[bool] = False
+    subtracts_mean: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
     gates_shared_expert: ClassVar[bool] = False
     activation: ClassVar[str] = "swiglu"

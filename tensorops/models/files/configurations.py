@@ -38,7 +38,8 @@ def _row(sizes: str, **others: Any) -> dict[str, Any]:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "max_position_embeddings")  # fmt: skip
     own = {name: size for name, size in zip(names, sizes.split(), strict=True) if size != "none"}
-    return {**COMMON, **{name: None if size == "-" else int(size) for name, size in own.items()}, **others}
+    common = {key: value for key, value in COMMON.items() if key != "rms_norm_eps" or "layer_norm_eps" not in others}
+    return {**common, **{name: None if size == "-" else int(size) for name, size in own.items()}, **others}
 
 
 GEMMA = {
@@ -83,6 +84,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
                         moe_intermediate_size=None, num_experts=None, num_global_key_value_heads=None,
                         num_kv_shared_layers=0, per_layer_config=None, rope_parameters=ROPE_OF_GEMMA4,
                         top_k_experts=None, use_double_wide_mlp=False, vocab_size_per_layer_input=262144),
+    "cohere2": _row("256000 8192 22528 40 64 - 8192", layer_norm_eps=1e-5, logit_scale=0.0625, sliding_window=4096,
+                    sliding_window_pattern=4, tie_word_embeddings=True),
+    "glm4": _row("151552 4096 13696 40 32 2 131072", head_dim=128, partial_rotary_factor=0.5, rms_norm_eps=1.5625e-7),
     "phi3": _row("32064 3072 8192 32 32 - 4096", original_max_position_embeddings=4096, partial_rotary_factor=1.0,
                  rms_norm_eps=1e-5, sliding_window=None),
     "smollm3": _row("128256 2048 11008 36 16 4 32768", no_rope_layer_interval=4, no_rope_layers=None, rope_theta=2e6,
@@ -122,11 +126,13 @@ HARMLESS = frozenset([
     "cache_implementation", "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id", "experts_per_token",
     "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
     "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id",
-    "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "output_attentions", "output_hidden_states",
-    "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "qkv_bias", "quantization",
-    "quantization_config", "resid_pdrop", "return_dict", "rope_interleaved", "rope_scaling", "router_aux_loss_coef",
-    "router_jitter_noise", "sliding_window_size", "tokenizer_class", "torch_dtype", "transformers.js_config",
-    "transformers_version", "unk_token_id", "use_cache", "use_flash_attention_2", "use_qk_norm", "use_sliding_window",
+    "layer_switch", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "order_of_interleaved_layers",
+    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "position_embedding_type",
+    "pretraining_tp", "problem_type", "qkv_bias", "quantization", "quantization_config", "resid_pdrop", "return_dict",
+    "rope_interleaved", "rope_scaling", "rotary_pct", "router_aux_loss_coef", "router_jitter_noise",
+    "sliding_window_size", "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version",
+    "unk_token_id", "use_cache", "use_embedding_sharing", "use_flash_attention_2", "use_gated_activation",
+    "use_parallel_block", "use_parallel_embedding", "use_qk_norm", "use_sliding_window",
     # How texts are generated: older versions of transformers wrote this into the same file.
     "do_sample", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
     "num_return_sequences", "repetition_penalty", "task_specific_params", "temperature", "top_k", "top_p", "typical_p",
@@ -214,12 +220,17 @@ def _after_some(config: Mapping[str, Any], block: int) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
+def _with_windows(config: Mapping[str, Any], block: int) -> str:
+    return "sliding_attention" if (block + 1) % config["sliding_window_pattern"] else "full_attention"
+
+
 def _with_recurrent(config: Mapping[str, Any], block: int) -> str:
     return "linear_attention" if (block + 1) % config["full_attention_interval"] else "full_attention"
 
 
 OWN_PATTERNS: Mapping[str, Callable[[Mapping[str, Any], int], str]] = {
-    "gemma3_text": lambda c, i: "sliding_attention" if (i + 1) % c["sliding_window_pattern"] else "full_attention",
+    "cohere2": _with_windows,
+    "gemma3_text": _with_windows,
     "qwen2": _after_some,
     "qwen2_moe": lambda c, i: (
         "sliding_attention"

@@ -48,6 +48,7 @@ TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
     "max_position_embeddings": "context_length",
     "moe_intermediate_size": "expert_feed_forward_length",
     "norm_topk_prob": "expert_weights_norm",
