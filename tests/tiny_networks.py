@@ -98,6 +98,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35 with shared keys": ("Qwen3_5Text", {**DELTA, "linear_num_value_heads": 4}),
     "qwen35moe": ("Qwen3_5MoeText", {**DELTA, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
                                      "num_experts": 6, "num_experts_per_tok": 2}),
+    "qwen3next": ("Qwen3Next", {**DELTA, "linear_num_value_heads": 4, "moe_intermediate_size": 32, "num_experts": 6,
+                                "shared_expert_intermediate_size": 48, "num_experts_per_tok": 2}),
     "gpt-oss": ("GptOss", {"head_dim": 32, **EXPERTS, "sliding_window": 6,
                            "rope_parameters": {**YARN, "truncate": True}}),
 }  # fmt: skip
@@ -191,7 +193,7 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         part = key.split(".")[2] if key.startswith("blk.") else ""
         if architectures.get(name).interleaved and not architectures.get(name).interleaved_in_folders and part in heads:
             array = np.ascontiguousarray(_neighbours(array, heads[part]))
-        if f"{name}.ssm.group_count" in file.metadata:
+        if f"{name}.ssm.group_count" in file.metadata and name != "qwen3next":
             array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))
         arrays[key] = array
     left_out = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE

@@ -203,9 +203,9 @@ class Layer:
         """Return what a gated delta net makes of features, (tokens, dim): every rank computes all of it."""
         c, step, w, xp = self.config, self._step, self._w, self._step.xp
         channels, values = c.state_channels, c.state_heads * c.state_dim
-        ends = [0, channels, channels + values, channels + values + c.state_heads]
         mixed = linear(h, w["ssm_in"])
-        x, z, beta, alpha = (mixed[:, i:j] for i, j in zip(ends, [*ends[1:], None], strict=True))
+        x, z = mixed[:, :channels], mixed[:, channels : channels + values]
+        beta, alpha = self._rates(mixed[:, channels + values :])
         before, state = step.memory.state(self._number)
         x = xp.reshape(x, (step.batch, step.tokens, channels))
         before = None if before is None else before[:, 0, :, :]
@@ -231,6 +231,15 @@ class Layer:
         if c.is_tiled and c.state_groups < c.state_heads:
             q, k = (xp.concat([part] * (c.state_heads // c.state_groups), axis=1) for part in (q, k))
         return q, k, heads[:, 2 * c.state_groups :, :, :]
+
+    def _rates(self, both: Array) -> tuple[Array, Array]:
+        """Return how much heads of states take in, and forget, (tokens, state_heads)."""
+        c, xp = self.config, self._step.xp
+        if not get(c.architecture).rates_by_group:
+            return both[:, : c.state_heads], both[:, c.state_heads :]
+        by_group = xp.reshape(both, (both.shape[0], c.state_groups, 2, c.state_heads // c.state_groups))
+        taken, forgotten = (xp.reshape(by_group[:, :, i, :], (both.shape[0], c.state_heads)) for i in (0, 1))
+        return taken, forgotten
 
     def _by_head(self, x: Array) -> Array:
         """Return numbers of each head, (batch, heads, tokens)."""

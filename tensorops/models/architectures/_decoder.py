@@ -64,6 +64,8 @@ class Decoder:
         Names of tensors in GGUF files by those in folders, after that of the block, where the package gguf has none.
     normalizes_heads_together : bool
         Whether a norm of queries or keys is over all heads of a token, or over each by itself.
+    rates_by_group : bool
+        Whether the rows of a gated delta net's rates are those of each group of heads, or first all of one kind.
     subtracts_mean : bool
         Whether norms subtract the mean.
     adds_experts : bool
@@ -87,6 +89,7 @@ class Decoder:
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
     folder_names: ClassVar[Mapping[str, str]] = {}
     normalizes_heads_together: ClassVar[bool] = False
+    rates_by_group: ClassVar[bool] = False
     subtracts_mean: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
     gates_shared_expert: ClassVar[bool] = False
@@ -120,8 +123,11 @@ class Decoder:
         return {}
 
     @classmethod
-    def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors of a GGUF file, by name, for one of a folder, which has its name in a GGUF file already."""
+    def from_folder(cls, name: str, tensor: Any, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors of a GGUF file, by name, for one of a folder, which has its name in a GGUF file already.
+
+        `config` is what `read_folder` takes.
+        """
         if name.endswith("ffn_gate_inp_shexp.weight"):
             tensor = tensor.computed(lambda weight: weight[0], tensor.shape[1:])
         yield name, tensor

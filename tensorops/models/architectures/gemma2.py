@@ -53,7 +53,7 @@ class Gemma2(Decoder):
         return caps | {"attention.scale": config["query_pre_attn_scalar"] ** -0.5}
 
     @classmethod
-    def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+    def from_folder(cls, name: str, tensor: Any, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         # Those of a folder are what 1 is added to; a GGUF file has the sum.
         yield name, tensor.computed(lambda weight: weight + 1.0) if name.endswith("norm.weight") else tensor
 

@@ -103,7 +103,7 @@ class Gemma4(Decoder):
         }  # fmt: skip
 
     @classmethod
-    def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+    def from_folder(cls, name: str, tensor: Any, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield name.removesuffix(".weight") if name.endswith(".scale.weight") else name, tensor
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._decoder import Decoder, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tensorops.models.config import ModelConfig
     from tensorops.models.fields import Fields
@@ -53,7 +53,7 @@ class GptOss(Decoder):
         return fields.windows(name, 2)
 
     @classmethod
-    def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+    def from_folder(cls, name: str, tensor: Any, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         # Matrices of a folder are transposed, and their gates are between the others.
         is_bias = name.endswith("_bias.weight")
         name = name.replace("_bias.weight", ".bias")

@@ -73,7 +73,7 @@ class Qwen35(Decoder):
         return sizes | {"attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]]}
 
     @classmethod
-    def from_folder(cls, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+    def from_folder(cls, name: str, tensor: Any, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
             tensor = tensor.computed(lambda weight: weight + 1.0)
         elif name.endswith("ssm_a.weight"):
@@ -83,7 +83,7 @@ class Qwen35(Decoder):
         elif name.endswith("ssm_conv1d.weight"):
             channels, _, width = tensor.shape
             tensor = tensor.computed(lambda weight: weight[:, 0, :], (channels, width))
-        yield from super().from_folder(name, tensor)
+        yield from super().from_folder(name, tensor, config)
 
     @classmethod
     def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:

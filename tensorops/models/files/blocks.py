@@ -342,13 +342,13 @@ class ComputedTensor:
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         return self.indexed(axis, slice(start, stop), shape)
 
-    def indexed(self, axis: int, wanted: slice, shape: tuple[int, ...]) -> ComputedTensor:
-        """Return the tensor of this shape with a slice of an axis, of the last one in whole groups."""
+    def indexed(self, axis: int, wanted: slice | npt.NDArray[np.intp], shape: tuple[int, ...]) -> ComputedTensor:
+        """Return the tensor of this shape with a slice or places of an axis, of the last one in whole groups."""
         length = self.shape[axis]
 
         def some(array: Any) -> npt.NDArray[Any]:
             own = wanted
-            if array.shape[axis] != length:  # the last axis
+            if isinstance(wanted, slice) and array.shape[axis] != length:  # the last axis
                 own = slice(wanted.start * array.shape[axis] // length, wanted.stop * array.shape[axis] // length)
             return np.ascontiguousarray(array[(slice(None),) * axis + (own,)])
 

@@ -73,6 +73,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "qwen3_5_text": _row("248320 4096 12288 32 16 4 32768", **QWEN35),
     "qwen3_5_moe_text": _row("248320 2048 none 40 16 2 32768", **QWEN35, moe_intermediate_size=512, num_experts=256,
                              num_experts_per_tok=8, shared_expert_intermediate_size=512),
+    "qwen3_next": _row("151936 2048 5632 48 16 2 32768", **QWEN35, decoder_sparse_step=1, mlp_only_layers=None,
+                       moe_intermediate_size=512, norm_topk_prob=True, num_experts=512, num_experts_per_tok=10,
+                       shared_expert_intermediate_size=512),
     "gemma2": _row("256000 2304 9216 26 8 4 8192",
                    **{**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
                    query_pre_attn_scalar=256),
@@ -238,6 +241,7 @@ OWN_PATTERNS: Mapping[str, Callable[[Mapping[str, Any], int], str]] = {
         else "full_attention"
     ),
     "qwen3": _after_some,
+    "qwen3_next": _with_recurrent,
     "qwen3_5_text": _with_recurrent,
     "qwen3_5_moe_text": _with_recurrent,
     "smollm3": lambda c, i: (

@@ -114,7 +114,7 @@ def _translated(folder: Path, config: _Config) -> GGUFFile:
         f"{name}.{key}": np.asarray(value) if isinstance(value, list) else value
         for key, value in config.metadata(architecture)
     }
-    tensors = dict(_named(folder, name, architecture, blocks, stored))
+    tensors = dict(_named(config, name, architecture, stored))
     dims = metadata[f"{name}.attention.key_length"]
     if not 0 < dims <= max((length for tensor in tensors.values() for length in tensor.shape), default=0):
         raise config.error("head_dim", f"{dims!r:.40} is more than a tensor has, or not positive")
@@ -132,7 +132,7 @@ class _Config:
         self._written = text if isinstance(text, dict) else self._outer
         model_type = str(self._written.get("model_type", self._outer.get("model_type")))
         self.model_type = configurations.TEXT_TYPES.get(model_type, model_type)
-        self._content: Mapping[str, Any] = self._written  # until it is complete
+        self.content: Mapping[str, Any] = self._written  # until it is complete
 
     def error(self, key: str, problem: str) -> GGUFError:
         return GGUFError(str(self.path), key, problem)
@@ -157,7 +157,7 @@ class _Config:
     def complete(self) -> None:
         """Add what is not written."""
         try:
-            self._content = configurations.complete(self.model_type, self._written)
+            self.content = configurations.complete(self.model_type, self._written)
         except KeyError as error:
             raise self.error(str(error.args[0]), "missing") from None
 
@@ -176,7 +176,7 @@ class _Config:
 
     def metadata(self, architecture: type[architectures.Decoder]) -> Iterator[tuple[str, Any]]:
         """Yield keys of a GGUF file, without the name of the architecture, and their values."""
-        known, config = configurations.DEFAULTS.get(self.model_type, KEYS), self._content
+        known, config = configurations.DEFAULTS.get(self.model_type, KEYS), self.content
         for key, ours in KEYS.items():
             if key in known and config.get(key) is not None:
                 yield ours, config[key]
@@ -197,9 +197,9 @@ class _Config:
 
     def check_activation(self, activation: str) -> None:
         """Raise unless the gated unit is the one of the architecture."""
-        key = "hidden_activation" if "hidden_activation" in self._content else "hidden_act"
-        if (given := GATED.get(self._content[key])) != activation and activation in GATED.values():
-            raise self.error(key, f"{self._content[key]!r:.40} is not supported, {given} instead of {activation}")
+        key = "hidden_activation" if "hidden_activation" in self.content else "hidden_act"
+        if (given := GATED.get(self.content[key])) != activation and activation in GATED.values():
+            raise self.error(key, f"{self.content[key]!r:.40} is not supported, {given} instead of {activation}")
 
     def quantization(self) -> dict[str, Any]:
         """Return how weights are quantised."""
@@ -213,7 +213,7 @@ class _Config:
 
     def rope(self, kind: str = "full_attention") -> Mapping[str, Any]:
         """Return the parameters of the rotary embedding, of blocks of a kind."""
-        ropes: Mapping[str, Any] = self._content["rope_parameters"]
+        ropes: Mapping[str, Any] = self.content["rope_parameters"]
         parameters: Mapping[str, Any] = ropes.get(kind, ropes)
         return parameters
 
@@ -227,7 +227,7 @@ class _Config:
                 raise self.error("rope_parameters", f"{local['rope_type']!r:.40} is not supported with a window")
         partial = rope.get("partial_rotary_factor", 1.0)
         if partial != 1.0 and kind != "proportional":
-            yield "rope.dimension_count", int(self._content["head_dim"] * partial)
+            yield "rope.dimension_count", int(self.content["head_dim"] * partial)
         if kind not in ("default", "proportional", "linear", "yarn", "llama3", "longrope"):
             raise self.error("rope_parameters", f"rope_type {kind!r:.40} is not supported")
         if "original_max_position_embeddings" in rope and kind != "llama3":
@@ -277,11 +277,11 @@ def _constant(name: str, values: Any) -> ComputedTensor:
 
 
 def _named(
-    folder: Path, name: str, architecture: type[architectures.Decoder], blocks: int, stored: Mapping[str, Stored]
+    config: _Config, name: str, architecture: type[architectures.Decoder], stored: Mapping[str, Stored]
 ) -> Iterator[tuple[str, Stored]]:
     """Yield tensors by the names that they have in a GGUF file."""
     kind = next((kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == name), None)
-    known = None if kind is None else gguf.get_tensor_name_map(kind, blocks)
+    known = None if kind is None else gguf.get_tensor_name_map(kind, config.blocks())
 
     def renamed(theirs: str) -> str:
         stem, _, suffix = theirs.rpartition(".")
@@ -291,7 +291,7 @@ def _named(
             return f"blk.{within[1]}.{architecture.folder_names[within[2]]}.{suffix}"
         own = None if known is None else known.get_name(stem)
         if own is None:
-            raise GGUFError(str(folder), f"tensor {theirs}", f"is not known to the architecture {name}")
+            raise GGUFError(str(config.path.parent), f"tensor {theirs}", f"is not known to the architecture {name}")
         return f"{own}.{suffix}"
 
     towers: set[str] = set()
@@ -318,10 +318,10 @@ def _named(
         if ours in plain:
             raise GGUFError(str(folder), f"tensor {ours}", "is there for all experts, and for each")
         if sorted(parts) != list(range(len(parts))) or len({part.shape for part in parts.values()}) > 1:
-            raise GGUFError(str(folder), f"tensor {ours}", "an expert is missing, or has another shape")
+            raise GGUFError(str(config.path.parent), f"tensor {ours}", "an expert is missing, or has another shape")
         plain[ours] = _stack(ours, [parts[i] for i in range(len(parts))])
     for ours, tensor in plain.items():
-        yield from architecture.from_folder(ours, tensor)
+        yield from architecture.from_folder(ours, tensor, config.content)
 
 
 def _stack(name: str, parts: list[Stored]) -> ComputedTensor:
