@@ -63,7 +63,6 @@ class GptOss(Decoder):
             yield name, tensor
             return
         shape = (tensor.shape[0], tensor.shape[1] // 2, *tensor.shape[2:])
-        tensor = tensor.computed(lambda weight: weight) if is_bias else tensor
         yield name.replace("gate_up", "gate"), tensor.indexed(1, slice(0, None, 2), shape)
         yield name.replace("gate_up", "up"), tensor.indexed(1, slice(1, None, 2), shape)
 

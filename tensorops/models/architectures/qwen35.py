@@ -5,7 +5,7 @@ Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", https://a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -33,8 +33,8 @@ SIZES = {
 class Qwen35(Decoder):
     """Gated delta nets in three of four blocks; in the others, attention with norms of queries and keys and a gate."""
 
-    names = ("qwen35", "qwen35moe")
-    model_types = ("qwen3_5_text", "qwen3_5_moe_text")
+    names: ClassVar[tuple[str, ...]] = ("qwen35", "qwen35moe")
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_5_text", "qwen3_5_moe_text")
     ignored_keys = frozenset(("ssm.inner_size", "rope.dimension_sections"))
     gates_shared_expert = True
     folder_names = {  # noqa: RUF012

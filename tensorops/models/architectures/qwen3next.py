@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorops.models.files.blocks import ComputedTensor
-
 from .qwen35 import Qwen35
 
 if TYPE_CHECKING:
@@ -51,9 +49,8 @@ class Qwen3Next(Qwen35):
         rows = np.arange(tensor.shape[0]).reshape(groups, 2 * (keys + values))
         parts = np.split(rows, np.cumsum([keys, keys, values]), axis=1)
         queries_to_values = np.concatenate([part.reshape(-1) for part in parts[:3]])
-        whole = tensor if isinstance(tensor, ComputedTensor) else tensor.computed(lambda weight: weight)
         for part, wanted in (("attn_qkv", queries_to_values), ("attn_gate", parts[3].reshape(-1))):
-            yield name.replace("attn_qkvz", part), whole.indexed(0, wanted, (len(wanted), *tensor.shape[1:]))
+            yield name.replace("attn_qkvz", part), tensor.indexed(0, wanted, (len(wanted), *tensor.shape[1:]))
 
     @classmethod
     def delta_net_weights(cls, c: ModelConfig) -> Iterator[Weight]:

@@ -183,6 +183,10 @@ class Tensor:
         """Return the tensor of a function of the values; of the same shape, unless another one is given."""
         return ComputedTensor(self.name, shape or self.shape, lambda: function(self.dequantize()))
 
+    def indexed(self, axis: int, wanted: slice | npt.NDArray[np.intp], shape: tuple[int, ...]) -> ComputedTensor:
+        """Return the tensor of this shape with a slice or places of an axis of the values."""
+        return self.computed(lambda values: values).indexed(axis, wanted, shape)
+
     def scaled(self, scale: Tensor) -> ComputedTensor:
         """Return the tensor times a number, or one for each of several matrices; of blocks, groups of integers."""
 
