@@ -39,6 +39,10 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+DEEPSEEK_EXPERTS = {
+    "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_routed_experts": 6, "n_shared_experts": 2,
+    "num_experts_per_tok": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 DELTA = {
     "head_dim": 32, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 2,
@@ -69,6 +73,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rms_norm_eps": None}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
     "glm4 without biases": ("Glm4", {"head_dim": 32, "attention_bias": False}),
+    "glm4moe": ("Glm4Moe", {**DEEPSEEK_EXPERTS, "head_dim": 32, "attention_bias": True, "use_qk_norm": True}),
+    "glm4moe without biases": ("Glm4Moe", {**DEEPSEEK_EXPERTS, "head_dim": 32, "norm_topk_prob": False}),
     "phi3": ("Phi3", {}),
     "phi3 with a window": ("Phi3", {"sliding_window": 9}),
     "phi3 of which a part rotates": ("Phi3", {"partial_rotary_factor": 0.5}),
@@ -127,6 +133,9 @@ def save_network(kind: str, changes: Mapping[str, Any], folder: Path) -> Any:
     for parameter in network.parameters():
         matrix = parameter.ndim > 1
         parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
+    for part, buffer in network.named_buffers():
+        if part.endswith("e_score_correction_bias"):
+            buffer.data = torch.randn_like(buffer) * 0.2
     network.save_pretrained(folder)
     return network
 
@@ -196,7 +205,7 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         if f"{name}.ssm.group_count" in file.metadata and name != "qwen3next":
             array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))
         arrays[key] = array
-    left_out = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE
+    left_out: tuple[str, ...] = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE
     if name.startswith("qwen"):
         left_out += ("expert_weights_norm",)
     metadata = {

@@ -81,6 +81,10 @@ class ModelConfig:
         Features inside an expert, and inside the expert that all tokens pass.
     renormalize : bool
         Whether the weights of a token's experts are divided by their sum.
+    scoring : {"softmax", "sigmoid"}
+        What makes weights of a token's products with the experts.
+    expert_scale : float
+        A factor of what a token's experts give together, but for the one that all tokens pass.
     is_gated : bool
         Whether the rows of a head of queries are followed by those of a gate, whose sigmoid multiplies its result.
     recurrent : tuple of int
@@ -147,6 +151,8 @@ class ModelConfig:
     expert_hidden_dim: int = 0
     shared_hidden_dim: int = 0
     renormalize: bool = True
+    scoring: str = "softmax"
+    expert_scale: float = 1.0
     is_gated: bool = False
     recurrent: tuple[int, ...] = ()
     state_heads: int = 0

@@ -285,7 +285,8 @@ class Layer:
             h, logits, w["ffn_gate_up_exps"], w["ffn_down_exps"], self._activated,
             gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=w.get("ffn_down_exps.bias"),
             scales=w.get("ffn_down_exps.scale"), top_k=c.experts_used, renormalize=c.renormalize,
-            is_swiglu=c.activation == "swiglu",
+            is_swiglu=c.activation == "swiglu", scoring=c.scoring, correction=w.get("exp_probs_b.bias"),
+            scale=c.expert_scale,
         )  # fmt: skip
 
     def summed(self, part: Array, bias: str = "") -> Array:

@@ -78,6 +78,9 @@ def routed(
     top_k: int,
     renormalize: bool,
     is_swiglu: bool,
+    scoring: str,
+    correction: Array | None,
+    scale: float,
 ) -> Array:
     """Return the weighted sum of what the experts of a token make of it: by `tensorops.moe`, if that can.
 
@@ -101,13 +104,17 @@ def routed(
         Whether their weights are divided by the sum.
     is_swiglu : bool
         Whether the gated unit is `tensorops.swiglu`.
+    scoring, correction, scale
+        ``scoring_func``, ``e_score_correction_bias`` and ``routed_scaling_factor`` of `tensorops.moe`.
     """
     options = _expert_options(x.shape[-1], gate_up, down)
     if options is not None and is_swiglu and gate_up_bias is None and down_bias is None and scales is None:
+        options |= {"scoring_func": scoring, "e_score_correction_bias": correction, "routed_scaling_factor": scale}
         return tp.moe(x, logits, **options, top_k=top_k, renormalize=renormalize)
     xp = tp.get_namespace(x, logits)
-    scores, experts = tp.top_k(logits if renormalize else tp.softmax(logits), top_k)
-    weights = tp.softmax(scores) if renormalize else scores
+    weights, experts = _routes(xp, logits, correction, top_k, scoring, renormalize)
+    if scale != 1.0:
+        weights = weights * scale
     if scales is not None:
         weights = weights * xp.reshape(xp.take(scales, xp.reshape(experts, (-1,))), experts.shape)
     both = _grouped(xp, xp.expand_dims(x, axis=1), experts, gate_up, gate_up_bias)
@@ -116,6 +123,28 @@ def routed(
     for i in range(1, top_k):  # in an order that does not depend on the library
         total = total + y[:, i, :] * weights[:, i : i + 1]
     return total
+
+
+def _routes(
+    xp: Any, logits: Array, correction: Array | None, top_k: int, scoring: str, renormalize: bool
+) -> tuple[Array, Array]:
+    """Return the weights and the numbers of each token's experts, (tokens, top_k)."""
+    is_softmax = scoring == "softmax"
+    if is_softmax and correction is None:
+        scores, experts = tp.top_k(logits if renormalize else tp.softmax(logits), top_k)
+        return tp.softmax(scores) if renormalize else scores, experts
+    scores = tp.softmax(logits) if is_softmax else tp.sigmoid(logits)
+    _, experts = tp.top_k(scores if correction is None else scores + correction, top_k)
+    tokens, count = logits.shape
+    places = experts + xp.reshape(xp.arange(tokens, dtype=experts.dtype), (tokens, 1)) * count
+
+    def at_places(x: Array) -> Array:
+        return xp.reshape(xp.take(xp.reshape(x, (-1,)), xp.reshape(places, (-1,))), places.shape)
+
+    if not renormalize:
+        return at_places(scores), experts
+    picked = at_places(logits)  # scores over their sum, also where that underflows
+    return tp.softmax(picked if is_softmax else -tp.softplus(-picked)), experts
 
 
 def _expert_options(columns: int, gate_up: Matrix, down: Matrix) -> dict[str, Any] | None:

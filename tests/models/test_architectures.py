@@ -72,8 +72,28 @@ def test_a_gguf_file_gives_the_logits_of_its_folder(saved: Any, name: str, tmp_p
     assert_close(model(IDS), exact)
 
 
+def test_blocks_that_predict_further_tokens_are_left_out(saved: Any, tmp_path: Path) -> None:
+    folder, exact = saved("glm4moe")
+    for each in folder.iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    numpy_files = pytest.importorskip("safetensors.numpy")
+    path = tmp_path / "model.safetensors"
+    weights = numpy_files.load_file(path)
+    numpy_files.save_file(weights | {"model.layers.4.eh_proj.weight": np.ones((64, 128), np.float32)}, path)
+    with pytest.raises(GGUFError, match=r"model\.layers\.4\.eh_proj\.weight: is not known"):
+        LanguageModel.load(_with_changes(tmp_path, {"num_nextn_predict_layers": 0}))
+    assert_close(LanguageModel.load(_with_changes(tmp_path, {"num_nextn_predict_layers": 1}))(IDS), exact)
+
+
+def _with_changes(folder: Path, changes: dict[str, Any]) -> Path:
+    """Change a folder's configuration, and return the folder."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
 @pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0", "Q4_0"), ("MXFP4", "MXFP4", "Q8_0"), ("Q8_0", "Q5_1", "Q4_1")])
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "granitemoe with a shared expert"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "granitemoe with a shared expert", "glm4moe"])
 def test_experts_stay_quantized(saved: Any, name: str, kinds: tuple[str, str, str], tmp_path: Path) -> None:
     pytest.importorskip("tensorops.kernels.cpu._native")
     folder, _ = saved(name)

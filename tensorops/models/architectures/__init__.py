@@ -40,7 +40,6 @@ __all__ = [
 # below may change the result, so it is refused rather than ignored.
 HARMLESS = {
     "attention.layer_norm_epsilon",
-    "expert_shared_count",
     "pooling_type",  # how the vector of a text is made of those of its tokens
     "rope.scaling.finetuned",
     "tensor_data_layout",
@@ -64,10 +63,14 @@ READ = {
     "embedding_length",
     "expert_count",
     "expert_feed_forward_length",
+    "expert_gating_func",
+    "expert_shared_count",
     "expert_shared_feed_forward_length",
     "expert_used_count",
     "expert_weights_norm",
+    "expert_weights_scale",
     "feed_forward_length",
+    "leading_dense_block_count",
     "nextn_predict_layers",
     "rope.dimension_count",
     "rope.freq_base",
@@ -89,6 +92,7 @@ YARN = {  # parameters of `tensorops.rope_scaling.yarn`
     "mscale_all_dim": "yarn_log_multiplier",
 }
 SCALINGS = ("none", "linear", "yarn", "longrope")
+SCORINGS = {1: "softmax", 2: "sigmoid"}
 LONGEST_CONTEXT = 2**31 - 1  # positions are 32-bit integers
 TENSORS_PER_BLOCK = 6  # at least
 
@@ -202,12 +206,13 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "eps": fields.number(f"{name}.attention.layer_norm_{'' if architecture.subtracts_mean else 'rms_'}epsilon"),
         **_rotation(fields, name, head_dim, context),
         **(fields.windows(name, 0) if file.is_folder else {}),  # which says for every block whether it has one
-        **_feed_forward(fields, name, hidden[-1]),
+        **_feed_forward(fields, name, hidden[-1], architecture.scoring),
     }
     try:
         own = architecture.read(fields, name)
+        dense = fields.natural(f"{name}.leading_dense_block_count", 0)
         _refuse_unsupported(fields, name, architecture.ignored_keys)
-        config = _with_own(read, own, kv_heads, hidden)
+        config = _with_own(read, own, kv_heads, hidden, dense)
         config.rotation  # noqa: B018 - computed here, as its functions refuse numbers
     except GGUFError:
         raise
@@ -216,13 +221,17 @@ def read_config(file: GGUFFile) -> ModelConfig:
     return config
 
 
-def _with_own(read: dict[str, Any], own: dict[str, Any], kv_heads: list[int], hidden: list[int]) -> ModelConfig:
-    """Return a configuration with what its architecture has read, and what differs by block."""
+def _with_own(
+    read: dict[str, Any], own: dict[str, Any], kv_heads: list[int], hidden: list[int], dense: int
+) -> ModelConfig:
+    """Return a configuration with what its architecture has read, and what differs by block: `dense` lack experts."""
     overrides: dict[int, dict[str, Any]] = {block: dict(changes) for block, changes in own.pop("overrides", {}).items()}
     for field, of_blocks in (("kv_heads", kv_heads), ("hidden_dim", hidden)):
         for block, value in enumerate(of_blocks):
             if value != of_blocks[-1]:
                 overrides.setdefault(block, {})[field] = value
+    for block in range(min(dense, read["blocks"])):
+        overrides.setdefault(block, {}).update(experts=0, hidden_dim=hidden[block])
     return ModelConfig(**{**read, **own}, overrides=overrides)
 
 
@@ -319,20 +328,29 @@ def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[st
     }
 
 
-def _feed_forward(fields: Fields, name: str, hidden: int) -> dict[str, Any]:
+def _feed_forward(fields: Fields, name: str, hidden: int, scoring: str) -> dict[str, Any]:
     experts = fields.natural(f"{name}.expert_count", 0)
     if not experts:
         return {"hidden_dim": hidden}
     used = fields.count(f"{name}.expert_used_count")
     if used > experts:
         raise fields.error(f"{name}.expert_used_count", f"{used}, but there are {experts} experts")
+    if (number := fields.value(f"{name}.expert_gating_func")) is not None:
+        if type(number) is not int or number not in SCORINGS:
+            known = ", ".join(f"{key} ({value})" for key, value in SCORINGS.items())
+            raise fields.error(f"{name}.expert_gating_func", f"{number!r:.40} is not supported, only {known}")
+        scoring = SCORINGS[number]
+    expert_hidden = fields.count(f"{name}.expert_feed_forward_length", hidden)
+    shared = fields.natural(f"{name}.expert_shared_count", 0) * expert_hidden
     return {
         "hidden_dim": hidden,
         "experts": experts,
         "experts_used": used,
-        "expert_hidden_dim": fields.count(f"{name}.expert_feed_forward_length", hidden),
+        "expert_hidden_dim": expert_hidden,
+        "scoring": scoring,
+        "expert_scale": fields.optional(f"{name}.expert_weights_scale") or 1.0,
         "renormalize": fields.flag(f"{name}.expert_weights_norm", True),
-        "shared_hidden_dim": fields.natural(f"{name}.expert_shared_feed_forward_length", 0),
+        "shared_hidden_dim": fields.natural(f"{name}.expert_shared_feed_forward_length", shared),
     }
 
 

@@ -66,6 +66,8 @@ class Decoder:
         Whether a norm of queries or keys is over all heads of a token, or over each by itself.
     rates_by_group : bool
         Whether the rows of a gated delta net's rates are those of each group of heads, or first all of one kind.
+    scoring : str
+        As in `ModelConfig`, where a file does not say it.
     subtracts_mean : bool
         Whether norms subtract the mean.
     adds_experts : bool
@@ -90,6 +92,7 @@ class Decoder:
     folder_names: ClassVar[Mapping[str, str]] = {}
     normalizes_heads_together: ClassVar[bool] = False
     rates_by_group: ClassVar[bool] = False
+    scoring: ClassVar[str] = "softmax"
     subtracts_mean: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
     gates_shared_expert: ClassVar[bool] = False

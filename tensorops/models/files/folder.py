@@ -46,11 +46,14 @@ TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 # Keys of a GGUF file by those of a folder that say the same.
 KEYS = {
+    "first_k_dense_replace": "leading_dense_block_count",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "max_position_embeddings": "context_length",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
     "norm_topk_prob": "expert_weights_norm",
     "num_attention_heads": "attention.head_count",
     "num_experts": "expert_count",
@@ -58,6 +61,7 @@ KEYS = {
     "num_hidden_layers": "block_count",
     "num_key_value_heads": "attention.head_count_kv",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "routed_scaling_factor": "expert_weights_scale",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "vocab_size": "vocab_size",
@@ -280,8 +284,13 @@ def _named(
     config: _Config, name: str, architecture: type[architectures.Decoder], stored: Mapping[str, Stored]
 ) -> Iterator[tuple[str, Stored]]:
     """Yield tensors by the names that they have in a GGUF file."""
+    folder, blocks, prediction = (
+        config.path.parent,
+        config.blocks(),
+        config.content.get("num_nextn_predict_layers") or 0,
+    )
     kind = next((kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == name), None)
-    known = None if kind is None else gguf.get_tensor_name_map(kind, config.blocks())
+    known = None if kind is None else gguf.get_tensor_name_map(kind, blocks)
 
     def renamed(theirs: str) -> str:
         stem, _, suffix = theirs.rpartition(".")
@@ -291,7 +300,7 @@ def _named(
             return f"blk.{within[1]}.{architecture.folder_names[within[2]]}.{suffix}"
         own = None if known is None else known.get_name(stem)
         if own is None:
-            raise GGUFError(str(config.path.parent), f"tensor {theirs}", f"is not known to the architecture {name}")
+            raise GGUFError(str(folder), f"tensor {theirs}", f"is not known to the architecture {name}")
         return f"{own}.{suffix}"
 
     towers: set[str] = set()
@@ -305,6 +314,8 @@ def _named(
             continue
         if re.search(r"rotary_emb\.inv_freq$|^(model\.)?mtp\.", theirs):  # computed; predict further tokens
             continue
+        if (own := re.match(r"model\.layers\.(\d+)\.", theirs)) and blocks <= int(own[1]) < blocks + prediction:
+            continue  # it predicts further tokens
         one = EXPERT.fullmatch(theirs)
         ours = renamed(f"{one[1]}.{one[3]}" if one else theirs)
         place: dict[Any, Stored] = experts.setdefault(ours, {}) if one else plain
@@ -318,7 +329,7 @@ def _named(
         if ours in plain:
             raise GGUFError(str(folder), f"tensor {ours}", "is there for all experts, and for each")
         if sorted(parts) != list(range(len(parts))) or len({part.shape for part in parts.values()}) > 1:
-            raise GGUFError(str(config.path.parent), f"tensor {ours}", "an expert is missing, or has another shape")
+            raise GGUFError(str(folder), f"tensor {ours}", "an expert is missing, or has another shape")
         plain[ours] = _stack(ours, [parts[i] for i in range(len(parts))])
     for ours, tensor in plain.items():
         yield from architecture.from_folder(ours, tensor, config.content)
