@@ -75,6 +75,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4 without biases": ("Glm4", {"head_dim": 32, "attention_bias": False}),
     "glm4moe": ("Glm4Moe", {**DEEPSEEK_EXPERTS, "head_dim": 32, "attention_bias": True, "use_qk_norm": True}),
     "glm4moe without biases": ("Glm4Moe", {**DEEPSEEK_EXPERTS, "head_dim": 32, "norm_topk_prob": False}),
+    "lfm2": ("Lfm2", {"full_attn_idxs": [1, 3], "block_multiple_of": 16, "norm_eps": 1e-3, "rms_norm_eps": None}),
     "phi3": ("Phi3", {}),
     "phi3 with a window": ("Phi3", {"sliding_window": 9}),
     "phi3 of which a part rotates": ("Phi3", {"partial_rotary_factor": 0.5}),
@@ -205,6 +206,8 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         if f"{name}.ssm.group_count" in file.metadata and name != "qwen3next":
             array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))
         arrays[key] = array
+    if name == "lfm2":
+        arrays["token_embd_norm.weight"] = arrays.pop("output_norm.weight")
     left_out: tuple[str, ...] = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE
     if name.startswith("qwen"):
         left_out += ("expert_weights_norm",)

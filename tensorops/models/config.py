@@ -88,7 +88,8 @@ class ModelConfig:
     is_gated : bool
         Whether the rows of a head of queries are followed by those of a gate, whose sigmoid multiplies its result.
     recurrent : tuple of int
-        The numbers of blocks that have a gated delta net in place of attention.
+        The numbers of blocks that have a gated delta net in place of attention, or, without heads of states, a
+        convolution between two gates.
     state_heads, state_groups : int
         Heads of its states, and of its queries and keys.
     state_dim : int
@@ -175,8 +176,8 @@ class ModelConfig:
 
     @property
     def state_channels(self) -> int:
-        """Queries, keys and values of a gated delta net."""
-        return (2 * self.state_groups + self.state_heads) * self.state_dim
+        """Queries, keys and values of a gated delta net, or what else a convolution sees."""
+        return (2 * self.state_groups + self.state_heads) * self.state_dim if self.state_heads else self.dim
 
     @cached_property
     def _of_blocks(self) -> list[ModelConfig]:

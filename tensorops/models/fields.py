@@ -96,14 +96,15 @@ class Fields:
             raise self.error(key, f"{value} is more than the longest axis of a tensor, which has {self.longest}")
         return value
 
-    def counts(self, key: str, length: int, default: int | None = None) -> list[int]:
-        """Return a positive integer for each of some blocks; a file may have one for all."""
+    def counts(self, key: str, length: int, default: int | None = None, least: int = 1) -> list[int]:
+        """Return an integer of at least `least` for each of some blocks; a file may have a positive one for all."""
         value = self.value(key)
         if getattr(value, "ndim", 0) != 1:
             return [self.count(key, default)] * length
         found = self.integers(key, [0] * length)
-        if min(found) < 1 or max(found) > self.longest:
-            raise self.error(key, f"{min(found)} to {max(found)} is not from 1 to the longest axis, {self.longest}")
+        if min(found) < least or max(found) > self.longest:
+            limits = f"{least} to the longest axis, {self.longest}"
+            raise self.error(key, f"{min(found)} to {max(found)} is not from {limits}")
         return found
 
     def natural(self, key: str, default: int) -> int:

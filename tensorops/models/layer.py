@@ -100,7 +100,7 @@ class Layer:
     Attributes
     ----------
     is_recurrent : bool
-        Whether the block has a gated delta net in place of attention.
+        Whether the block has a gated delta net or a convolution in place of attention.
     """
 
     def __init__(self, step: Step, number: int, weights: Mapping[str, Any], inputs: Array | None = None) -> None:
@@ -245,6 +245,20 @@ class Layer:
         """Return numbers of each head, (batch, heads, tokens)."""
         xp, step = self._step.xp, self._step
         return xp.permute_dims(xp.reshape(x, (step.batch, step.tokens, x.shape[1])), (0, 2, 1))
+
+    # ------------------------------------------------------------------------------- short convolutions
+
+    def short_convolution(self, h: Array) -> Array:
+        """Return what a convolution between two gates makes of features, (tokens, dim), on every rank."""
+        step, dim, xp = self._step, self.config.dim, self._step.xp
+        mixed = linear(h, self._w["shortconv.in_proj"])
+        taken, given, x = (mixed[:, i * dim : (i + 1) * dim] for i in range(3))
+        before, unused = step.memory.state(self._number)
+        before = None if before is None else before[:, 0, :, :]
+        x = xp.reshape(taken * x, (step.batch, step.tokens, dim))
+        y, before = tp.causal_conv1d(x, self._w["shortconv.conv"], None, before)
+        step.memory.keep(self._number, xp.expand_dims(before, axis=1), unused)
+        return linear(given * xp.reshape(y, given.shape), self._w["shortconv.out_proj"])
 
     # ------------------------------------------------------------------------------- the feed-forward layer
 

@@ -148,7 +148,9 @@ def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str
     left_out = range(config.blocks, config.blocks + config.prediction_blocks)
     extra = tuple(f"blk.{block}." for block in left_out)
     table = {weight.name: weight.shape for weight in weights_of(config)}
-    own = {name: _shaped(weight, table.get(name)) for name, weight in weights.items() if not name.startswith(extra)}
+    renamed = get(config.architecture).renamed
+    named = {renamed.get(name, name): weight for name, weight in weights.items() if not name.startswith(extra)}
+    own = {name: _shaped(weight, table.get(name)) for name, weight in named.items()}
     weights = _scaled(table, own)
     made = dict(weights)
     for block in range(config.blocks):

@@ -200,7 +200,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "context_length": context,
         "dim": dim,
         "heads": heads,
-        "kv_heads": kv_heads[-1],
+        "kv_heads": max(kv_heads),
         "head_dim": head_dim,
         "vocab_size": _vocab_size(fields, name),
         "eps": fields.number(f"{name}.attention.layer_norm_{'' if architecture.subtracts_mean else 'rms_'}epsilon"),
@@ -210,6 +210,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     }
     try:
         own = architecture.read(fields, name)
+        if absent := {block for block, count in enumerate(kv_heads) if not count} - set(own.get("recurrent", ())):
+            raise fields.error(f"{name}.attention.head_count_kv", f"0 in block {min(absent)}, which has attention")
         dense = fields.natural(f"{name}.leading_dense_block_count", 0)
         _refuse_unsupported(fields, name, architecture.ignored_keys)
         config = _with_own(read, own, kv_heads, hidden, dense)
@@ -228,7 +230,7 @@ def _with_own(
     overrides: dict[int, dict[str, Any]] = {block: dict(changes) for block, changes in own.pop("overrides", {}).items()}
     for field, of_blocks in (("kv_heads", kv_heads), ("hidden_dim", hidden)):
         for block, value in enumerate(of_blocks):
-            if value != of_blocks[-1]:
+            if value not in (0, read[field]):
                 overrides.setdefault(block, {})[field] = value
     for block in range(min(dense, read["blocks"])):
         overrides.setdefault(block, {}).update(experts=0, hidden_dim=hidden[block])
@@ -356,8 +358,10 @@ def _feed_forward(fields: Fields, name: str, hidden: int, scoring: str) -> dict[
 
 def _kv_heads(fields: Fields, name: str, heads: int, blocks: int) -> list[int]:
     key = f"{name}.attention.head_count_kv"
-    found = fields.counts(key, blocks, heads)
-    if wrong := next((kv_heads for kv_heads in found if heads % kv_heads), None):
+    found = fields.counts(key, blocks, heads, least=0)  # none without attention
+    if not any(found):
+        raise fields.error(key, "0 in all blocks")
+    if wrong := next((kv_heads for kv_heads in found if kv_heads and heads % kv_heads), None):
         raise fields.error(key, f"{heads} query heads are not a multiple of {wrong}")
     return found
 

@@ -80,6 +80,8 @@ class Decoder:
         Matrices of a block that have a bias.
     biases_are_optional : bool
         Whether a file may lack them.
+    renamed : mapping
+        Weights that do not belong to a block and have other names in its files: those, and the usual names.
     fused : mapping
         Matrices that some files have joined: their name there, and the names of the parts.
     """
@@ -99,6 +101,7 @@ class Decoder:
     activation: ClassVar[str] = "swiglu"
     biases: ClassVar[tuple[str, ...]] = ()
     biases_are_optional: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {}
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "attn_qkv": ("attn_q", "attn_k", "attn_v"),
         "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),

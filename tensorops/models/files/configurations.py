@@ -38,7 +38,8 @@ def _row(sizes: str, **others: Any) -> dict[str, Any]:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "max_position_embeddings")  # fmt: skip
     own = {name: size for name, size in zip(names, sizes.split(), strict=True) if size != "none"}
-    common = {key: value for key, value in COMMON.items() if key != "rms_norm_eps" or "layer_norm_eps" not in others}
+    has_other = not others.keys().isdisjoint(("layer_norm_eps", "norm_eps"))
+    common = {key: value for key, value in COMMON.items() if not (key == "rms_norm_eps" and has_other)}
     return {**common, **{name: None if size == "-" else int(size) for name, size in own.items()}, **others}
 
 
@@ -93,6 +94,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
                      n_routed_experts=128, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8,
                      partial_rotary_factor=0.5, rms_norm_eps=1e-5, routed_scaling_factor=1.0, topk_group=1),
     "glm4": _row("151552 4096 13696 40 32 2 131072", head_dim=128, partial_rotary_factor=0.5, rms_norm_eps=1.5625e-7),
+    "lfm2": _row("65536 2560 12288 32 32 8 128000", block_auto_adjust_ff_dim=True, block_ff_dim=None,
+                 block_ffn_dim_multiplier=1.0, block_multiple_of=256, conv_L_cache=3, conv_bias=False,
+                 full_attn_idxs=None, norm_eps=1e-5, rope_theta=1e6, tie_word_embeddings=True),
     "phi3": _row("32064 3072 8192 32 32 - 4096", original_max_position_embeddings=4096, partial_rotary_factor=1.0,
                  rms_norm_eps=1e-5, sliding_window=None),
     "smollm3": _row("128256 2048 11008 36 16 4 32768", no_rope_layer_interval=4, no_rope_layers=None, rope_theta=2e6,
@@ -114,6 +118,7 @@ TEXT_TYPES: Mapping[str, str] = MappingProxyType({
 # Keys that have an effect, but are supported only with these values.
 SUPPORTED_ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "use_bidirectional_attention": (None, False, "vision"),
+    "conv_bias": (False,),
     "decoder_sparse_step": (1,),
     "mlp_only_layers": (None, []),
     "n_group": (1,),
@@ -130,18 +135,20 @@ KINDS = ("full_attention", "sliding_attention")
 
 # Keys that are common in published files, and have no effect on what a network computes.
 HARMLESS = frozenset([
-    "architectures", "attention_bias", "attention_dropout", "attn_output_gate", "auto_map", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id", "experts_per_token",
-    "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
+    "architectures", "attention_bias", "attention_dropout", "attn_output_gate", "auto_map", "block_dim",
+    "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
+    "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "conv_dim", "conv_dim_out",
+    "conv_use_xavier_init", "dtype", "embd_pdrop", "eos_token_id", "experts_per_token", "full_attn_mod",
+    "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
     "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id",
-    "layer_switch", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "num_mtp_layers",
+    "layer_switch", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "num_heads", "num_mtp_layers",
     "num_nextn_predict_layers", "order_of_interleaved_layers", "output_attentions", "output_hidden_states",
     "output_router_logits", "pad_token_id", "position_embedding_type", "pretraining_tp", "problem_type", "qkv_bias",
     "quantization", "quantization_config", "resid_pdrop", "return_dict", "rope_interleaved", "rope_scaling",
-    "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "sliding_window_size", "tokenizer_class",
-    "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
+    "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "sliding_window_size", "tie_embedding",
+    "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
     "use_embedding_sharing", "use_flash_attention_2", "use_gated_activation", "use_parallel_block",
-    "use_parallel_embedding", "use_qk_norm", "use_sliding_window",
+    "use_parallel_embedding", "use_pos_enc", "use_qk_norm", "use_sliding_window",
     # How texts are generated: older versions of transformers wrote this into the same file.
     "do_sample", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
     "num_return_sequences", "repetition_penalty", "task_specific_params", "temperature", "top_k", "top_p", "typical_p",
@@ -240,6 +247,7 @@ def _with_recurrent(config: Mapping[str, Any], block: int) -> str:
 OWN_PATTERNS: Mapping[str, Callable[[Mapping[str, Any], int], str]] = {
     "cohere2": _with_windows,
     "gemma3_text": _with_windows,
+    "lfm2": lambda c, i: "full_attention" if c["full_attn_idxs"] is None or i in c["full_attn_idxs"] else "conv",
     "qwen2": _after_some,
     "qwen2_moe": lambda c, i: (
         "sliding_attention"

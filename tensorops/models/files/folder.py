@@ -54,6 +54,7 @@ KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_topk_prob": "expert_weights_norm",
     "num_attention_heads": "attention.head_count",
     "num_experts": "expert_count",
@@ -187,7 +188,8 @@ class _Config:
         yield "attention.key_length", config["head_dim"]
         yield "attention.value_length", config["head_dim"]
         layers = config["layer_types"]
-        kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * ("linear_num_key_heads" in known))}
+        kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * ("linear_num_key_heads" in known)),
+                 *(["conv"] * ("conv_L_cache" in known))}  # fmt: skip
         if not set(layers) <= kinds:
             raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
         windowed = [kind == "sliding_attention" for kind in layers]
