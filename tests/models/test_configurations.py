@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # Keys that a class takes, but does not keep under this name.
 BY_ANOTHER_NAME = {
-    "block_ff_dim", "full_attn_idxs", "full_attention_interval", "global_head_dim", "max_window_layers", "num_global_key_value_heads",
-    "partial_rotary_factor", "per_layer_config", "rope_local_base_freq", "rope_theta", "sliding_window_pattern",
+    "block_ff_dim", "full_attention_interval", "full_attn_idxs", "global_head_dim", "max_window_layers",
+    "num_global_key_value_heads", "partial_rotary_factor", "per_layer_config", "rope_local_base_freq", "rope_theta",
+    "sliding_window_pattern",
 }  # fmt: skip
 
 
