@@ -70,7 +70,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32,
                               "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
                                                   "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
-    "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rms_norm_eps": None}),
+    "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rms_norm_eps": None,
+                            "rotary_pct": 1.0}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
     "glm4 without biases": ("Glm4", {"head_dim": 32, "attention_bias": False}),
     "glm4moe": ("Glm4Moe", {**DEEPSEEK_EXPERTS, "head_dim": 32, "attention_bias": True, "use_qk_norm": True}),
@@ -227,6 +228,9 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         metadata[f"{name}.rope.dimension_count"] = metadata[f"{name}.attention.key_length"]
     if f"{name}.expert_count" in metadata and f"{name}.expert_feed_forward_length" not in metadata:
         metadata[f"{name}.expert_feed_forward_length"] = metadata[f"{name}.feed_forward_length"]
+    if architectures.get(name).scoring == "sigmoid":
+        groups = {f"{name}.expert_group_count": 1, f"{name}.expert_group_used_count": 1}
+        metadata |= {f"{name}.expert_gating_func": 2, **groups}
     if f"{name}.rope.dimension_count" not in metadata:
         keys = arrays.get("blk.0.attn_k.weight")
         metadata[f"{name}.rope.dimension_count"] = 16 if keys is None else keys.shape[0] // heads["attn_k"]

@@ -139,7 +139,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
         plain = folder / "plain"
         exact = tiny_networks.logits_of(plain if plain.exists() else folder)
         options = list(OPTIONS.get(name, []))
-        if json.loads((folder / "config.json").read_text())["model_type"].startswith("qwen3_5") and name not in ADDED:
+        model_type = json.loads((folder / "config.json").read_text())["model_type"]
+        if model_type.startswith(("qwen3_5", "qwen3_next")) and name not in ADDED:
             options.append("--no-nextn")
         program = Path(__file__).parents[1] / "convert_folder.py"
         command = [sys.executable, str(program), str(SOURCES), str(folder), str(folder / "model.gguf"), *options]

@@ -48,6 +48,8 @@ HARMLESS = {
 NEUTRAL = {
     "attention.causal": True,
     "attention.sliding_window": 0,
+    "expert_group_count": 1,  # of which some are chosen, and experts only in these
+    "expert_group_used_count": 1,
     "rope.scale_linear": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
 }

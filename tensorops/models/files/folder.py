@@ -286,11 +286,8 @@ def _named(
     config: _Config, name: str, architecture: type[architectures.Decoder], stored: Mapping[str, Stored]
 ) -> Iterator[tuple[str, Stored]]:
     """Yield tensors by the names that they have in a GGUF file."""
-    folder, blocks, prediction = (
-        config.path.parent,
-        config.blocks(),
-        config.content.get("num_nextn_predict_layers") or 0,
-    )
+    folder, blocks = config.path.parent, config.blocks()
+    prediction = config.content.get("num_nextn_predict_layers") or 0
     kind = next((kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == name), None)
     known = None if kind is None else gguf.get_tensor_name_map(kind, blocks)
 
