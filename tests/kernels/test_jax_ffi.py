@@ -234,16 +234,14 @@ def test_options_reach_the_kernel(rng):
 
 X = np.zeros((2, 3), dtype=np.float32)
 REFUSED = [
-    (lambda x: tp.silu.explain(x[0, 0]), "x has 0 dimensions"),
-    (lambda x: tp.softmax.explain(x, axis=0), "axis is not the last of x"),
-    (lambda x: tp.softmax.explain(x[..., None], axis=(0, 1)), "the axes are not the last of x"),
-    (lambda x: tp.logsumexp.explain(x[:0], axis=(0, 1)), "one of the last axes of x is empty"),
+    (lambda x: tp.softmax.explain(jnp.ones((2, 3, 4)), axis=(0, 2)), "the axes of x are not one run of memory"),
+    (lambda x: tp.logsumexp.explain(x[:0], axis=(0, 1)), "an axis of x along which it reduces is empty"),
     (
         lambda x: tp.log_softmax.explain(x, dtype=jnp.float16),
         "dtype is neither the dtype of x nor, for half types, float32",
     ),
     (lambda x: tp.softmax.explain(x, where=x > 0), "where is given"),
-    (lambda x: tp.logsumexp.explain(x[:, :0]), "the last axis of x is empty"),
+    (lambda x: tp.logsumexp.explain(x[:, :0]), "an axis of x along which it reduces is empty"),
     (lambda x: tp.layer_norm.explain(x, axis=(0, 1)), "axis is not the last of x"),
     (lambda x: tp.instance_norm.explain(x[None], channel_axis=2), "channel_axis 2 is not the second of x"),
     (lambda x: tp.linear.explain(x, x[:0]), "x or weight is empty"),

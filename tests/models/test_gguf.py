@@ -487,7 +487,7 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", llama_metadata(), {}, architecture="mamba")
-    with pytest.raises(GGUFError, match=r"general\.architecture: 'mamba' is not supported, only gemma2"):
+    with pytest.raises(GGUFError, match=r"general\.architecture: 'mamba' is not supported, only cohere2"):
         Llama.from_gguf(path)
 
 
