@@ -20,6 +20,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("safetensors")
 
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from tensorops.cli import _memory, _options, _progress
 from tensorops.cli._app import app
@@ -335,11 +336,14 @@ def test_what_a_file_says_controls_no_terminal(path, tmp_path):
     assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout) is None
     assert json.loads(result.stdout)["text"].startswith("\x1b]0;")
     key = "\x1b[31m\x9bkey"
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 1, key: 5}))
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    config = {"model_type": "llama", "num_hidden_layers": 1, "head_dim": 2, key: 5} | dict.fromkeys(sizes, 4)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({key: np.ones((4, 4), np.float32)}, tmp_path / "model.safetensors")
     for command in (["generate", "a", f"--model={tmp_path}", "--backend=numpy"], ["models", str(tmp_path)]):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 1
-        assert r"\x1b[31m\x9bkey" in result.output
+        assert r"tensor \x1b[31m\x9bkey" in result.output
         assert re.search(r"[\x1b\x9b]", result.output) is None
 
 

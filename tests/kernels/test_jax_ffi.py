@@ -298,7 +298,6 @@ def test_a_jax_that_does_not_take_them(monkeypatch):
 
 
 MALFORMED = {
-    "rank": ("silu", X[0, 0], (X[0, 0],)),
     "result": ("silu", X[0], (X,)),
     "dtype": ("silu", X.astype(np.int32), (X.astype(np.int32),)),
     "few": ("swiglu", X, (X,)),
