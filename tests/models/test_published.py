@@ -209,18 +209,27 @@ def write_with_a_hole(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         file.truncate(8 + len(content) + end)
 
 
-def in_separate_experts(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of Mixtral's published file, which has a matrix for each expert."""
+# Where published files have a matrix for each expert: the layer, and its gate, up and down
+SEPARATE = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen2_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "glm4_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+def in_separate_experts(model_type: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a published file that has a matrix for each expert."""
+    layer, gate, up, down = SEPARATE[model_type]
     separate: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
-        stem = name.partition(".mlp.")[0] + ".block_sparse_moe"
+        stem = f"{name.partition('.mlp.')[0]}.{layer}"
         if name.endswith("mlp.experts.gate_up_proj"):
             for i in range(shape[0]):
-                separate |= {f"{stem}.experts.{i}.{part}.weight": (shape[1] // 2, shape[2]) for part in ("w1", "w3")}
+                separate |= {f"{stem}.experts.{i}.{part}.weight": (shape[1] // 2, shape[2]) for part in (gate, up)}
         elif name.endswith("mlp.experts.down_proj"):
-            separate |= {f"{stem}.experts.{i}.w2.weight": shape[1:] for i in range(shape[0])}
+            separate |= {f"{stem}.experts.{i}.{down}.weight": shape[1:] for i in range(shape[0])}
         else:
-            separate[name.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = shape
+            separate[name.replace(".mlp.gate.", f".{layer}.gate.")] = shape
     return separate
 
 
@@ -234,7 +243,7 @@ def test_the_numbers_of_a_published_configuration(name: str, tmp_path: Path) -> 
     shapes = {
         placed(key, published): tuple(value.shape) for key, value in network.state_dict().items() if key not in tied
     }
-    shapes = in_separate_experts(shapes) if theirs.model_type == "mixtral" else shapes
+    shapes = in_separate_experts(theirs.model_type, shapes) if theirs.model_type in SEPARATE else shapes
     write_with_a_hole(tmp_path / "model.safetensors", shapes)
     file = open_folder(tmp_path)
     ours = architectures.read_config(file)

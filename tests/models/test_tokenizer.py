@@ -373,12 +373,85 @@ def test_a_normalizer_takes_memory_in_proportion(normalizers: list[Any], message
             Tokenizer.from_folder(tmp_path)
 
 
-def test_a_panic_of_the_package_tokenizers_is_a_value_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+$b"}, "behavior": "Isolated", "invert": False}
-    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=split)))
-    with pytest.raises(ValueError, match=r"tokenizer\.json: .*retry-limit"):
-        tokenizer.encode("a" * 40)
+def split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+BPE = {"type": "BPE", "vocab": {"aa": 0, "bb": 1}, "merges": [["aa", "bb"]]}
+NO_TOKEN = {"single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "pair": [], "special_tokens": {}}
+MAP_OF_ONE = base64.b64encode(struct.pack("<I", 6) + b"\1" * 6).decode()
+
+
+# A merge longer than every token, one shorter than the prefix of all, a token that is missing, pieces without a length,
+# a map of characters that points outside of itself.
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": BPE},
+        {"model": BPE | {"continuing_subword_prefix": "######"}},
+        {"post_processor": {"type": "TemplateProcessing", **NO_TOKEN}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": MAP_OF_ONE}},
+    ],
+)
+def test_a_panic_of_the_package_tokenizers_is_a_value_error(
+    changes: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path, tokenizer=tokenizer_json(**changes))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: "):
+        Tokenizer.from_folder(tmp_path)
     capfd.readouterr()  # its message
+
+
+PUBLISHED = {
+    *(pattern for rule in RULES.values() for pattern in rule.patterns),
+    # BLOOM, cl100k with possessive repeats, digits in threes from the right, CLIP, Kimi, spaces in a normalizer
+    r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s+(?!\S)|\s",
+    r"(?=(\d{3})+(?!\d))",
+    r"\d{1,3}(?=(?:\d{3})*\b)",
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re)?|\p{N}{1,3}|\s+",
+    r" {2,}",
+    r"(?<!\n)^",
+}
+
+
+@pytest.mark.parametrize("pattern", sorted(PUBLISHED))
+def test_patterns_of_published_tokenizers_are_read(pattern: str, tmp_path: Path) -> None:
+    before = [
+        split(pattern),
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ]
+    sequence = {"type": "Sequence", "pretokenizers": before}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=sequence)))
+    assert tokenizer.decode(tokenizer.encode("Hello, 12345 world\n\n  a")) == "Hello, 12345 world\n\n  a"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$b", "(a|a)*b", "(a?){40}b", "a?" * 40 + "b", "a*a*b", "(a{1,3}+)b", "((a+)b?)+c", "(?:a+b|a)*",
+        "(?=a*a*b)", "(?>a+a+)b", "(?i)a+a+b", "x(?i)a+|a+a+b", "(?<name>a+a+)b", "[[:alpha:]]+[]a]+b",
+    ],
+)  # fmt: skip
+def test_patterns_that_try_too_often_are_refused(pattern: str, tmp_path: Path) -> None:
+    spaces = replacing({"String": "▁"}, " ")
+    for changes in (
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split(pattern)]}},
+        {"normalizer": replacing({"Regex": pattern}, "a")},
+        {"decoder": {"type": "Sequence", "decoders": [spaces, replacing({"Regex": pattern}, "")]}},
+    ):
+        write_folder(tmp_path, tokenizer=tokenizer_json(**changes))
+        with pytest.raises(ValueError, match=r"tokenizer\.json: the regular expression .* out of proportion"):
+            Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(?~a)", r"(?<n>a|b\g<n>c)", "(?x)a #(", "(" * 60 + ")" * 60, r"(a)\k<1>"])
+def test_patterns_of_unusual_syntax_are_refused(pattern: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=split(pattern)))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*(not supported|too deeply|invalid)"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_a_folder_is_like_the_same_gguf_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
