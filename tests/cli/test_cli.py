@@ -374,7 +374,12 @@ def test_generate_in_a_batch(model, tmp_path):
 
 def test_a_batch_that_is_interrupted_has_written_what_was_complete(capsys):
     class Interrupted:
-        mpi_rank, tokenizer = 0, SimpleNamespace(decode=lambda tokens, stop: "".join(map(str, tokens)))
+        mpi_rank, tokenizer = (
+            0,
+            SimpleNamespace(
+                decode=lambda tokens, stop: "".join(map(str, tokens)), bytes_of=lambda token, **_: b"%d" % token
+            ),
+        )
 
         def generate_batch(self, prompts, max_batch, on_end):
             yield 1, 5
