@@ -56,7 +56,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "NVFP4": ("Llama", {"intermediate_size": 128}),
     "NVFP4 with experts": ("Qwen3Moe", {**NETWORKS["qwen3moe"][1], "hidden_size": 128, "moe_intermediate_size": 64}),
 }  # fmt: skip
-OPTIONS = {"llama with biases": ["--fuse-qkv"], "qwen3moe": ["--fuse-gate-up-exps"]}
+OPTIONS = {"llama with biases": ["--fuse-qkv"], "qwen35moe": ["--fuse-gate-up-exps"]}
 # What llama.cpp does not compute as transformers does: the files have the keys, or inputs become numbers of 8 bits.
 NOT_LLAMA_CPP = {"OLMo 3 with another factor", "NVFP4", "NVFP4 with experts"}
 
