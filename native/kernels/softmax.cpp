@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "beside.h"
 #include "exponentials.h"
 #include "over_rows.h"
 
@@ -56,51 +57,27 @@ void one_row(const Softmax& op, P x, P next, char* result) {
 
 // ---- lines side by side, a lane for each
 
-// A line of up to as many elements goes through a buffer if its own elements are neighbours.
-constexpr std::int64_t kShort = 32;
-
-// Lines where they are; kNeighbours: those side by side are neighbours in memory, and their results as well
+// Lines where they are
 template <bool kNeighbours, class T, class R>
 struct InPlace {
     using C = Compute<T>;
-    const Lines& lines;
-    Line at;
-    std::int64_t count;
+    Beside<kNeighbours, T> x;
+    Beside<kNeighbours, R> y;
 
     static constexpr bool kKeeps = is_same<R, C>;  // exponentials are kept in the result
 
-    Vec<C> get(std::int64_t i, std::int64_t lane) const {
-        return load_from<T>(at.x + i * lines.step.x, lines.stride.x, lane);
-    }
-    void put(std::int64_t i, std::int64_t lane, Vec<C> v) const {
-        char* const y = at.y + i * lines.step.y;
-        const std::int64_t k = lanes_at(lane);
-        if constexpr (!kNeighbours)
-            store_strided<R>(y + lane * lines.stride.y, lines.stride.y, v, k);
-        else if (k == kLanes<C>)
-            store(reinterpret_cast<R*>(y) + lane, v);
-        else
-            store_part(reinterpret_cast<R*>(y) + lane, v, k);
-    }
+    InPlace(const Lines& lines, const Line& at, std::int64_t count)
+        : x{at.x, lines.step.x, lines.stride.x, count}, y{at.y, lines.step.y, lines.stride.y, count} {}
+    Vec<C> get(std::int64_t i, std::int64_t lane) const { return x.get(i, lane); }
+    void put(std::int64_t i, std::int64_t lane, Vec<C> v) const { y.put(i, lane, v); }
     void keep(std::int64_t i, std::int64_t lane, Vec<C> v) const {
-        if constexpr (kKeeps) put(i, lane, v);
+        if constexpr (kKeeps) y.put(i, lane, v);
     }
     Vec<C> kept(std::int64_t i, std::int64_t lane, Vec<C> shift) const {
         if constexpr (kKeeps)
-            return load_from<R>(at.y + i * lines.step.y, lines.stride.y, lane);
+            return y.get(i, lane);
         else
-            return exp_in_units(get(i, lane) - shift);
-    }
-
-  private:
-    std::int64_t lanes_at(std::int64_t lane) const { return std::clamp<std::int64_t>(count - lane, 0, kLanes<C>); }
-
-    template <class E>
-    Vec<C> load_from(const char* p, std::int64_t stride, std::int64_t lane) const {
-        if constexpr (kNeighbours)
-            return load_some(reinterpret_cast<const E*>(p) + lane, lanes_at(lane));
-        else
-            return load_part(Strided<E>{p + lane * stride, stride}, lanes_at(lane));
+            return exp_in_units(x.get(i, lane) - shift);
     }
 };
 
@@ -132,24 +109,14 @@ void side_by_side(Normalized kind, std::int64_t n, const Side& side) {
     using C = Compute<T>;
     using V = Vec<C>;
     constexpr std::int64_t lanes = kLanes<C>;
-    V largest[kVectors];
-    for (int u = 0; u < kVectors; ++u) largest[u] = V{} - std::numeric_limits<C>::infinity();
-    for (std::int64_t i = 0; i < n; ++i)
-        for (int u = 0; u < kVectors; ++u) largest[u] = larger_ignoring_nan(largest[u], side.get(i, u * lanes));
-    Total<C> totals[kVectors];
-    for (std::int64_t begin = 0; begin < n; begin += kAddedPlainly) {
-        V sums[kVectors] = {};
-        const std::int64_t end = std::min(begin + kAddedPlainly, n);
-        for (std::int64_t i = begin; i < end; ++i)
-            for (int u = 0; u < kVectors; ++u) {
-                const V e = exp_in_units(side.get(i, u * lanes) - largest[u]);
-                if (kind == Normalized::softmax) side.keep(i, u * lanes, e);
-                sums[u] += e;
-            }
-        for (int u = 0; u < kVectors; ++u) totals[u].add(sums[u]);
-    }
-    V total[kVectors];
-    for (int u = 0; u < kVectors; ++u) total[u] = totals[u].of_lanes() * (1 / kOneInUnits<C>);
+    V largest[kVectors], total[kVectors];
+    largest_of_lines(n, side, largest);
+    sums_of_lines(n, total, [&](std::int64_t i, int u) {
+        const V e = exp_in_units(side.get(i, u * lanes) - largest[u]);
+        if (kind == Normalized::softmax) side.keep(i, u * lanes, e);
+        return e;
+    });
+    for (int u = 0; u < kVectors; ++u) total[u] *= 1 / kOneInUnits<C>;
     if (kind == Normalized::softmax) {
         V scale[kVectors];
         for (int u = 0; u < kVectors; ++u) scale[u] = (1 / kOneInUnits<C>) / total[u];
@@ -192,8 +159,8 @@ void some_lines(const Softmax& op, bool neighbours, bool is_row, const Line& lin
         alignas(64) Compute<T> buffer[kShort * lanes];
         return side_by_side<1, T>(op.kind, n, Short<T, R>(op.lines, line, count, buffer));
     }
-    if (!neighbours) return side_by_side<1, T>(op.kind, n, InPlace<false, T, R>{op.lines, line, count});
-    const InPlace<true, T, R> side{op.lines, line, count};
+    if (!neighbours) return side_by_side<1, T>(op.kind, n, InPlace<false, T, R>(op.lines, line, count));
+    const InPlace<true, T, R> side(op.lines, line, count);
     if (count <= lanes) return side_by_side<1, T>(op.kind, n, side);
     if (count <= 2 * lanes) return side_by_side<2, T>(op.kind, n, side);
     side_by_side<4, T>(op.kind, n, side);

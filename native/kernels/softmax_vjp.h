@@ -7,11 +7,10 @@ namespace tensorops {
 
 struct SoftmaxVjp {
     Normalized kind;
-    Rows y, dy;         // of logsumexp, y is x, and there is no dy
-    const char* dsums;  // of logsumexp: dy, one element for each row
-    char* dx;           // C-contiguous
+    Lines lines;  // of y, or for logsumexp of x, and of the result
+    Lines dy;     // x is dy, of which logsumexp has one element for each line; the same lines, and no result
     Dtype dtype;
-    bool streaming;
+    bool streaming;  // write past the caches; the result is C-contiguous, and every line of it aligned to 64 bytes
 };
 
 }  // namespace tensorops

@@ -289,29 +289,44 @@ TENSOROPS_OPERATOR(logsumexp, "x, *, axis=-1, keepdims=False, dtype=None") {
 
 namespace {
 
-Reason differentiate(Call& call, SoftmaxVjp& op, const Array& y, int axes) {
+// `y` is x for logsumexp, of whose sums dy is the cotangent: without the axes of a line, or with a length of 1 there
+Reason differentiate(Call& call, Normalized kind, const Array& y, const Array& dy, std::uint32_t along) {
+    const bool of_sums = kind == Normalized::logsumexp;
+    const Order order = memory_order(y);
+    SoftmaxVjp op{};
+    op.kind = kind;
+    std::int64_t strides[kMaxAxes] = {}, of_dy[kMaxAxes];
+    for (int d = 0, axis = 0; d < y.ndim; ++d) {
+        const bool is_along = along >> d & 1;
+        of_dy[d] = of_sums && is_along ? 0 : dy.stride(axis);
+        axis += !(of_sums && is_along && dy.ndim < y.ndim);
+    }
+    const Array shaped{dy.data, y.shape, of_dy, y.dtype, y.ndim};
+    constexpr const char* kApart = "the axes of the arrays are not one run of memory";
+    if (!find_lines(op.lines, y, along, order, strides) || !find_lines(op.dy, shaped, along, order, strides))
+        return kApart;
     Array dx;
-    if (axes > 1 && !y.is_contiguous_from(y.ndim - axes)) return "the last axes are not contiguous";
-    if (!call.make({{dx, y}})) return call.reason;
+    Result result{dx, y};
+    if (!order.is_usual) result.order = order.axes;
+    if (!call.make({result})) return call.reason;
     if (y.size() == 0) return {};
-    op.y = rows_of(y, axes);
-    op.dx = dx.data;
+    for (int d = 0; d < y.ndim; ++d) strides[d] = dx.stride(d);
+    if (!find_lines(op.lines, y, along, order, strides)) return kApart;
+    op.lines.x = y.data;
+    op.lines.y = dx.data;
+    op.dy.x = dy.data;
     op.dtype = y.dtype;
-    op.streaming = call.streams && y.bytes() >= kStreamBytes && op.y.length * y.item() % 64 == 0;
+    op.streaming = call.streams && y.bytes() >= kStreamBytes && !dx.strides && op.lines.step.y == y.item() &&
+                   op.lines.length * y.item() % 64 == 0;
     call.compute(y.bytes(), [&op] { target().softmax_vjp(op); });
     return {};
 }
 
 Reason softmax_vjp_of(Call& call, Normalized kind) {
     Reader in(call);
-    const Array &y = in.rows(), &dy = in.rows();
-    const int axes = in.last_axes(y, "y");
-    in.require(axes == 1 || dy.is_contiguous(), "dy is not contiguous");
-    if (!in.require(refuse_cotangent(dy, y))) return in.reason;
-    SoftmaxVjp op{};
-    op.kind = kind;
-    op.dy = rows_of(dy, axes);
-    return differentiate(call, op, y, axes);
+    const Array &y = in.array(), &dy = in.array();
+    const std::uint32_t along = in.axes(y, "y");
+    return in.require(refuse_cotangent(dy, y)) ? differentiate(call, kind, y, dy, along) : in.reason;
 }
 
 }  // namespace
@@ -321,16 +336,17 @@ TENSOROPS_OPERATOR(log_softmax_vjp, "y, dy, *, axis=-1 -> dx") { return softmax_
 
 TENSOROPS_OPERATOR(logsumexp_vjp, "x, dy, *, axis=-1 -> dx") {
     Reader in(call);
-    const Array &x = in.rows(), &dy = in.array();
-    const int axes = in.last_axes(x, "x");
+    const Array &x = in.array(), &dy = in.array();
+    const std::uint32_t along = in.axes(x, "x");
     in.require(dy.dtype == x.dtype, "dy has another dtype than x");
-    in.require(dy.is_contiguous(), "dy is not contiguous");
-    if (!in.require(x.size() == 0 || dy.size() == x.size() / x.size_from(x.ndim - axes), "dy has another shape than y"))
-        return in.reason;
-    SoftmaxVjp op{};
-    op.kind = Normalized::logsumexp;
-    op.dsums = dy.data;
-    return differentiate(call, op, x, axes);
+    if (in.failed()) return in.reason;
+    bool fits = dy.ndim == x.ndim || dy.ndim == x.ndim - __builtin_popcount(along);
+    for (int d = 0, axis = 0; fits && d < x.ndim; ++d) {
+        const bool is_along = along >> d & 1;
+        if (is_along && dy.ndim < x.ndim) continue;
+        fits = dy.shape[axis++] == (is_along ? 1 : x.shape[d]);
+    }
+    return fits ? differentiate(call, Normalized::logsumexp, x, dy, along) : "dy has another shape than y";
 }
 
 }  // namespace tensorops

@@ -7,7 +7,7 @@ import support
 import tensorops
 from tensorops.testing import DTYPES
 
-support.require_native()
+_native = support.require_native()
 
 SHAPES = [(5, 7, 9), (100, 10), (3, 130, 70), (4, 1, 33), (2, 40, 3, 6), (33,), (300, 3), (1, 1)]
 ALONG = ("softmax", "log_softmax", "logsumexp")
@@ -66,6 +66,43 @@ def test_along_every_axis_of_every_view(operator, dtype, rng):
                 scale = np.maximum(np.abs(expected), 1) if operator != "softmax" else np.abs(expected) + 6e-8 / eps
                 scale = scale if dtype in ("float16", "bfloat16") or operator != "softmax" else np.abs(expected)
                 assert np.max(np.abs(y.astype(np.longdouble) - expected) / scale) < 32 * eps, (shape, name, axis)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("operator", ALONG)
+def test_derivatives_along_every_axis_of_every_view(operator, dtype, rng):
+    for shape in SHAPES:
+        for name, x in layouts(rng, shape, dtype).items():
+            for axis in range(x.ndim):
+                y, soft = (reference(each, x, axis) for each in (operator, "softmax"))
+                argument = x if operator == "logsumexp" else y.astype(x.dtype)
+                for dy in (rng.standard_normal(y.shape), np.broadcast_to(np.float64(0.5), y.shape)):
+                    dy = dy.astype(x.dtype) if dy.strides[-1:] != (0,) else np.broadcast_to(x.dtype.type(0.5), y.shape)
+                    wide = dy.astype(np.longdouble)
+                    if operator == "softmax":
+                        expected = soft * (wide - (wide * soft).sum(axis=axis, keepdims=True))
+                    elif operator == "log_softmax":
+                        expected = wide - soft * wide.sum(axis=axis, keepdims=True)
+                    else:
+                        expected = soft * np.expand_dims(wide, axis)
+                    dx = getattr(_native, f"{operator}_vjp")(argument, dy, axis=axis)
+                    assert dx.dtype == x.dtype
+                    largest = np.abs(wide).max() * (1 + np.log(x.shape[axis]))
+                    assert np.abs(dx - expected).max() < 64 * EPS[dtype] * largest, (shape, name, axis)
+
+
+@pytest.mark.parametrize("largest", [np.inf, -np.inf])
+@pytest.mark.parametrize("length", [3, 50])
+def test_derivative_of_logsumexp_beside_infinities(length, largest, rng):
+    """A line of nothing but -inf shares evenly, +inf leaves nothing to the others and has no derivative itself."""
+    x = rng.standard_normal((2, length))
+    x[0] = -np.inf
+    x[0, 0] = largest
+    expected = np.full(length, 1 / length) if largest < 0 else np.r_[np.nan, np.zeros(length - 1)]
+    for dx in (_native.logsumexp_vjp(x, np.ones(2)),
+               _native.logsumexp_vjp(np.ascontiguousarray(x.T), np.ones(2), axis=0).T):  # fmt: skip
+        np.testing.assert_array_equal(dx[0], expected)
+        np.testing.assert_allclose(dx[1], np.exp(x[1]) / np.exp(x[1]).sum())
 
 
 @pytest.mark.parametrize("operator", ALONG)
