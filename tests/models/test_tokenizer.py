@@ -383,7 +383,7 @@ MAP_OF_ONE = base64.b64encode(struct.pack("<I", 6) + b"\1" * 6).decode()
 
 
 # A merge longer than every token, one shorter than the prefix of all, a token that is missing, pieces without a length,
-# a map of characters that points outside of itself.
+# a map of characters that points outside of itself, a match of nothing.
 @pytest.mark.parametrize(
     "changes",
     [
@@ -392,6 +392,7 @@ MAP_OF_ONE = base64.b64encode(struct.pack("<I", 6) + b"\1" * 6).decode()
         {"post_processor": {"type": "TemplateProcessing", **NO_TOKEN}},
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": MAP_OF_ONE}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": r"(?>.\s)*+^"}, "content": "aa"}},
     ],
 )
 def test_a_panic_of_the_package_tokenizers_is_a_value_error(

@@ -83,7 +83,8 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
     special = _Special(folder, vocabulary, config)
     bos, eos = special.token("bos_token"), special.token("eos_token")
     # The configuration may overrule what the tokenizer itself adds.
-    before, after = _around(fast)
+    with _panics_told(folder):
+        before, after = _around(fast)
     before = special.added("add_bos_token", bos, before)
     after = special.added("add_eos_token", eos, after)
     template_file, template = _template(folder, config)
