@@ -188,7 +188,7 @@ def configured_backend() -> Backend | None:
 
 @contextlib.contextmanager
 def warnings_told(category: type[Warning] = UserWarning) -> Iterator[None]:
-    """Print Python's warnings of a category as those of the program."""
+    """Print Python's warnings of a category as the program's own."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", category)
         yield

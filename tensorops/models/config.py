@@ -64,7 +64,7 @@ class ModelConfig:
         The size of that window.
     local_rope_base : float, optional
         The base of the frequencies in blocks with a window, where only factors among the weights scale them; by default
-        those of the others.
+        the base of the other blocks.
     attention_scale : float, optional
         The factor of products of queries and keys; by default ``head_dim ** -0.5``.
     attention_softcap, logit_softcap : float, optional

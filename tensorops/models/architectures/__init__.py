@@ -40,7 +40,7 @@ __all__ = [
 # below may change the result, so it is refused rather than ignored.
 HARMLESS = {
     "attention.layer_norm_epsilon",
-    "pooling_type",  # how the vector of a text is made of those of its tokens
+    "pooling_type",  # how `embed` would join the vectors of tokens
     "rope.scaling.finetuned",
     "tensor_data_layout",
 }

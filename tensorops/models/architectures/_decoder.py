@@ -65,7 +65,7 @@ class Decoder:
     normalizes_heads_together : bool
         Whether a norm of queries or keys is over all heads of a token, or over each by itself.
     rates_by_group : bool
-        Whether the rows of a gated delta net's rates are those of each group of heads, or first all of one kind.
+        Whether a gated delta net's rates are stored group of heads by group of heads, or first all of one kind.
     scoring : str
         As in `ModelConfig`, where a file does not say it.
     subtracts_mean : bool

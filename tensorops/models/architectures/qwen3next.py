@@ -43,7 +43,7 @@ class Qwen3Next(Qwen35):
         if not name.endswith("attn_qkvz.weight"):
             yield from super().from_folder(name, tensor, config)
             return
-        # Rows of a folder: of the first group its queries, keys, values and gates, then those of the second one.
+        # A folder's rows go group by group: queries, keys, values and gates of the first, then of the second.
         groups, keys = config["linear_num_key_heads"], config["linear_key_head_dim"]
         values = config["linear_num_value_heads"] // groups * config["linear_value_head_dim"]
         rows = np.arange(tensor.shape[0]).reshape(groups, 2 * (keys + values))

@@ -1,7 +1,7 @@
 """What a ``config.json`` means: what is missing has the default of its ``model_type``, null is none.
 
-What is written wins over every default and pattern. The defaults are those of the classes in transformers, from which
-`complete` derives what these classes derive.
+What is written wins over every default and pattern. The table holds the defaults of transformers' classes, and `complete`
+derives from them what these classes derive.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["DEFAULTS", "SUPPORTED_ONLY", "TEXT_TYPES", "complete", "has_effect"]
 
-# What all classes have, or all networks take in the same way.
+# Defaults that all classes share
 COMMON: Mapping[str, Any] = MappingProxyType({
     "head_dim": None, "hidden_act": "silu", "layer_types": None, "num_key_value_heads": None,
     "partial_rotary_factor": None, "rms_norm_eps": 1e-6, "rope_parameters": None, "rope_theta": 10000.0,
