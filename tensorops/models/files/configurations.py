@@ -1,7 +1,7 @@
 """What a ``config.json`` means: what is missing has the default of its ``model_type``, null is none.
 
-What is written wins over every default and pattern. The table holds the defaults of transformers' classes, and `complete`
-derives from them what these classes derive.
+What is written wins over every default and pattern. The table holds the defaults of transformers' classes, from which
+`complete` derives what the classes derive.
 """
 
 from __future__ import annotations
