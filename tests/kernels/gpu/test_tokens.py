@@ -283,10 +283,17 @@ def test_the_largest_of_a_vocabulary(geometry):
 
 
 def test_rows_without_a_distribution_give_the_first(geometry):
-    logits = np.ones((4, 100), np.float32)
-    logits[0, 7], logits[1, 7], logits[2] = np.nan, np.inf, -np.inf
-    drawn = computed(tp.sample, logits, rng=np.asarray([0.5, 0.5, 0.5, -1.0], np.float32))
-    assert drawn.tolist() == [0, 0, 0, 0]
+    logits = np.ones((3, 100), np.float32)
+    logits[0, 7], logits[1] = np.nan, -np.inf
+    drawn = computed(tp.sample, logits, rng=np.asarray([0.5, 0.5, -1.0], np.float32))
+    assert drawn.tolist() == [0, 0, 0]
+
+
+def test_infinite_logits_are_drawn_with_certainty(geometry):
+    logits = np.ones((3, 100), np.float32)
+    logits[0, 7], logits[1:, [5, 90]] = np.inf, np.inf
+    drawn = computed(tp.sample, logits, rng=np.asarray([0.9, 0.4, 0.6], np.float32))
+    assert drawn.tolist() == [7, 5, 90]
 
 
 def test_a_generator_is_drawn_from_as_on_numpy(geometry):
