@@ -193,7 +193,9 @@ def normalize_axis(operator: str, axis: Any, ndim: int, name: str = "axis") -> i
 
 
 def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes named by an integer or a tuple of integers, in ascending order without duplicates."""
+    """Return the axes named by an integer, a tuple of integers or, all of them, ``None``, in ascending order."""
+    if axis is None and ndim > 0:
+        return tuple(range(ndim))
     if not isinstance(axis, tuple | list):
         return (normalize_axis(operator, axis, ndim),)
     axes = sorted(normalize_axis(operator, a, ndim) for a in axis)
@@ -204,8 +206,8 @@ def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def as_axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Narrow the result of `normalize_axes` for type checkers, which still allow an integer."""
+def as_axes(axis: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Narrow the result of `normalize_axes` for type checkers, which still allow an integer and ``None``."""
     assert isinstance(axis, tuple)
     return axis
 

@@ -260,6 +260,7 @@ int Reader::last_axes(const Array& of, const char* of_name) {
 
 std::uint32_t Reader::axes(const Array& of, const char* of_name) {
     const Value& v = value();
+    if (v.kind == Value::none && of.ndim > 0) return (std::uint32_t{1} << of.ndim) - 1;
     Value::Integers axes{&v.as_integer, 1};
     if (v.kind == Value::integers) axes = v.as_integers;
     std::uint32_t named = 0;

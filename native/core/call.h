@@ -249,7 +249,7 @@ class Reader {
     void last_axis(const Array& of, const char* of_name);
     // How many axes are named, which must be the last ones; fails otherwise
     int last_axes(const Array& of, const char* of_name);
-    // Any axes, a bit for each; fails if they are not different axes of the array
+    // Any axes, or all where there is no value, a bit for each; fails if they are not different axes of the array
     std::uint32_t axes(const Array& of, const char* of_name);
     Dtype dtype(Dtype otherwise);  // Dtype::other if it is unknown
 

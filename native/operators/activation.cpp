@@ -270,11 +270,14 @@ TENSOROPS_OPERATOR(log_softmax, "x, *, axis=-1, where=None, dtype=None") {
     return softmax_of(call, Normalized::log_softmax);
 }
 
-TENSOROPS_OPERATOR(logsumexp, "x, *, axis=-1, keepdims=False, dtype=None") {
+TENSOROPS_OPERATOR(logsumexp, "x, *, axis=-1, keepdims=False, where=None, b=None, return_sign=False, dtype=None") {
     Reader in(call);
     const Array& x = in.array();
     const std::uint32_t along = in.axes(x, "x");
-    const bool keepdims = in.flag();
+    const bool keepdims = in.flag(), has_where = in.value().kind != Value::none, has_b = in.value().kind != Value::none;
+    in.require(!has_where, "where is given");
+    in.require(!has_b, "b is given");
+    in.require(!in.flag(), "return_sign is given");
     const Dtype dtype = in.dtype(x.dtype);
     if (!in.require(refuse_widening(x, dtype))) return in.reason;
     std::int64_t shape[kMaxAxes];

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from math import pi, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, cast, overload
 
 from tensorops._dtypes import anew, is_bool, narrow, widen
 from tensorops._operator import operator
@@ -26,6 +27,10 @@ from tensorops.ops import _special
 from tensorops.ops._docstrings import completed
 from tensorops.ops._sums import sum_along
 from tensorops.typing import Array, ArrayInput, ArrayInputT, ArrayOfKind, Dtype, KindT, Namespace
+
+if TYPE_CHECKING:
+    from tensorops._explanation import Explanation
+    from tensorops._operator import TypedOperator
 
 __all__ = [
     "elu",
@@ -49,6 +54,8 @@ __all__ = [
     "squareplus",
     "swiglu",
 ]
+
+P = ParamSpec("P")
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934, 1.6732632423543772848
 
@@ -91,7 +98,7 @@ def _check_gated(name: str, gate: Array, up: Array) -> None:
 
 
 def _check_softmax(
-    name: str, x: Array, axis: int | tuple[int, ...], where: Array | None, dtype: Dtype | None
+    name: str, x: Array, axis: int | tuple[int, ...] | None, where: Array | None, dtype: Dtype | None
 ) -> dict[str, Any]:
     require_floating(name, x=x)
     if where is not None:
@@ -102,9 +109,22 @@ def _check_softmax(
 
 
 def _check_logsumexp(
-    name: str, x: Array, axis: int | tuple[int, ...], keepdims: bool, dtype: Dtype | None
+    name: str,
+    x: Array,
+    axis: int | tuple[int, ...] | None,
+    keepdims: bool,
+    where: Array | None,
+    b: Array | None,
+    return_sign: bool,
+    dtype: Dtype | None,
 ) -> dict[str, Any]:
-    return {**_check_softmax(name, x, axis, None, dtype), "keepdims": as_bool(name, "keepdims", keepdims)}
+    options = _check_softmax(name, x, axis, where, dtype)
+    if b is not None:
+        require_floating(name, b=b)
+        require_same_dtype(name, x=x, b=b)
+        require_broadcastable(name, "b", b, tuple(x.shape))
+    flags = {"keepdims": keepdims, "return_sign": return_sign}
+    return {**options, **{flag: as_bool(name, flag, value) for flag, value in flags.items()}}
 
 
 def _softmax_rows(x: Array, axis: Axes, where: Array | None, dtype: Dtype | None) -> RowAxes:
@@ -113,11 +133,24 @@ def _softmax_rows(x: Array, axis: Axes, where: Array | None, dtype: Dtype | None
     return RowAxes({"x": every} | masked, every, whole=axis, dtype=dtype)
 
 
-def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool, dtype: Dtype | None) -> RowAxes:
+def _logsumexp_rows(
+    x: Array,
+    axis: Axes,
+    keepdims: bool,
+    where: Array | None,
+    b: Array | None,
+    return_sign: bool,
+    dtype: Dtype | None,
+) -> RowAxes:
     every = every_axis(x)
+    arrays = {"x": every}
+    for name, a in (("where", where), ("b", b)):
+        if a is not None:
+            arrays[name] = last_axes(a, x.ndim)
+    results = 1 + return_sign
     if keepdims:
-        return RowAxes({"x": every}, every, whole=axis, shortened=axis, dtype=dtype)
-    return RowAxes({"x": every}, tuple(a for a in every if a not in axis), whole=axis, dtype=dtype)
+        return RowAxes(arrays, every, whole=axis, shortened=axis, results=results, dtype=dtype)
+    return RowAxes(arrays, tuple(a for a in every if a not in axis), whole=axis, results=results, dtype=dtype)
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
@@ -583,7 +616,11 @@ def reglu(gate: ArrayInputT, up: ArrayInput) -> ArrayInputT:
 
 @operator(check=_check_softmax, rows=_softmax_rows)
 def softmax(
-    x: ArrayInputT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
+    x: ArrayInputT,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    where: ArrayInput | None = None,
+    dtype: Dtype | None = None,
 ) -> ArrayInputT:
     r"""Exponentials, normalized to sum to one along an axis.
 
@@ -593,8 +630,8 @@ def softmax(
     ----------
     x : array, floating point
         Input of any shape with at least one dimension.
-    axis : int or tuple of int, optional
-        The axes to normalize together.
+    axis : int, tuple of int or None, optional
+        The axes to normalize together; ``None`` is all of them.
     where : array of bool, optional
         Broadcasts to `x`. Elements where it is False are left out: they give 0, and a slice with no element left
         gives 0 everywhere.
@@ -640,7 +677,11 @@ def softmax(
 
 @operator(check=_check_softmax, rows=_softmax_rows)
 def log_softmax(
-    x: ArrayInputT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
+    x: ArrayInputT,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    where: ArrayInput | None = None,
+    dtype: Dtype | None = None,
 ) -> ArrayInputT:
     r"""Logarithm of softmax, without the exponentials' overflow or the logarithm's cancellation.
 
@@ -650,8 +691,8 @@ def log_softmax(
     ----------
     x : array, floating point
         Input of any shape with at least one dimension.
-    axis : int or tuple of int, optional
-        The axes to normalize together.
+    axis : int, tuple of int or None, optional
+        The axes to normalize together; ``None`` is all of them.
     where : array of bool, optional
         Broadcasts to `x`. Elements where it is False are left out and give minus infinity.
     dtype : dtype, optional
@@ -685,57 +726,124 @@ def log_softmax(
     return narrow(xp, shifted - xp.log(total), x, dtype)
 
 
-@operator(check=_check_logsumexp, rows=_logsumexp_rows)
+class _LogSumExp(Protocol):
+    """What `return_sign` says about the results, for type checkers."""
+
+    @overload
+    def __call__(
+        self,
+        x: ArrayOfKind[KindT],
+        *,
+        axis: int | tuple[int, ...] | None = -1,
+        keepdims: bool = False,
+        where: ArrayInput | None = None,
+        b: ArrayInput | None = None,
+        return_sign: Literal[False] = False,
+        dtype: Dtype | None = None,
+    ) -> KindT: ...
+    @overload
+    def __call__(
+        self,
+        x: ArrayOfKind[KindT],
+        *,
+        axis: int | tuple[int, ...] | None = -1,
+        keepdims: bool = False,
+        where: ArrayInput | None = None,
+        b: ArrayInput | None = None,
+        return_sign: Literal[True],
+        dtype: Dtype | None = None,
+    ) -> tuple[KindT, KindT]: ...
+
+
+def _logsumexp_operator(body: Callable[P, Any]) -> TypedOperator[_LogSumExp, Callable[P, Explanation]]:
+    return cast("Any", operator(check=_check_logsumexp, rows=_logsumexp_rows)(body))
+
+
+@_logsumexp_operator
 def logsumexp(
-    x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdims: bool = False, dtype: Dtype | None = None
-) -> KindT:
+    x: ArrayOfKind[KindT],
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    keepdims: bool = False,
+    where: ArrayInput | None = None,
+    b: ArrayInput | None = None,
+    return_sign: bool = False,
+    dtype: Dtype | None = None,
+) -> KindT | tuple[KindT, KindT]:
     r"""Logarithm of the sum of exponentials along an axis.
 
-    .. math:: y = \log \sum_j e^{x_j}
+    .. math:: y = \log \sum_j b_j e^{x_j}
 
     Parameters
     ----------
     x : array, floating point
         Input of any shape with at least one dimension.
-    axis : int or tuple of int, optional
-        The axes to sum over.
+    axis : int, tuple of int or None, optional
+        The axes to sum over; ``None`` is all of them.
     keepdims : bool, optional
         Keep the summed axes, with length one.
+    where : array of bool, optional
+        Broadcasts to `x`. Elements where it is False are left out.
+    b : array, optional
+        Weights of the exponentials, which broadcast to `x` and have its dtype; 1 by default. An element of weight 0 is
+        left out, whatever `x` is there, and the derivative by that weight is 0.
+    return_sign : bool, optional
+        Return the logarithm of the sum's magnitude, and its sign.
     dtype : dtype, optional
         The floating-point dtype of the result, one of the library of `x`; that of `x` by default. It is computed in the
         wider of both, at least in float32, and rounded once: of a half type, float32 keeps all that is computed.
 
     Returns
     -------
-    array
+    array, or tuple of two arrays
         Library and device of `x`, and its dtype unless another is given; half types are computed in float32. An empty
         sum, or one of nothing but minus infinity, gives minus infinity, and one with plus infinity gives that.
+        With negative weights, a negative sum gives NaN, or the sign -1 if that is asked for; the sign of 0 is 0.
 
     Raises
     ------
     TypeError
-        If `x` is not floating point, or `dtype` not a floating-point dtype of its library.
+        If `x` is not floating point, `where` not bool, `b` of another dtype than `x`, or `dtype` not a floating-point
+        dtype of its library.
     ValueError
-        If `x` has no such axis.
+        If `x` has no such axis, or `where` or `b` does not broadcast to it.
 
     Examples
     --------
     >>> import numpy as np, tensorops
     >>> tensorops.logsumexp(np.asarray([[1000.0, 1000.0]]))
     array([1000.69314718])
+    >>> tensorops.logsumexp(np.asarray([1000.0, 1001.0]), b=np.asarray([1.0, -1.0]), return_sign=True)
+    (np.float64(1000.5413248546129), np.float64(-1.0))
     """
-    xp = get_namespace(x)
+    xp = get_namespace(x, where, b)
     axes = as_axes(axis)
-    (wide,) = widen(xp, x, result=dtype)
-    if 0 in x.shape:  # the sum is zero, and no maximum exists
-        return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x, dtype)
-    largest = xp.max(wide, axis=axes, keepdims=True)
-    shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
-    total = sum_along(xp, xp.exp(wide - shift), axes, keepdims=True)
+    wide, weights = widen(xp, x, b, result=dtype)
+    if 0 in x.shape:  # no maximum exists
+        total = shift = xp.sum(wide, axis=axes, keepdims=True)
+        nothing = xp.full_like(total, -float("inf"))
+    else:
+        counted = where
+        if weights is not None:
+            counted = weights != 0 if where is None else where & (weights != 0)
+            weights = xp.where(counted, weights, xp.zeros_like(weights))
+        if counted is not None:
+            wide = xp.where(counted, wide, xp.full_like(wide, -float("inf")))
+        largest = xp.max(wide, axis=axes, keepdims=True)
+        shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
+        e = xp.exp(wide - shift)
+        total = sum_along(xp, e if weights is None else weights * e, axes, keepdims=True)
+        nothing = largest if weights is None else xp.full_like(largest, -float("inf"))  # weights may cancel
     # The logarithm of 0 has an infinite derivative, even where all that it is multiplied by is 0.
-    nothing = total == 0
-    total = xp.log(xp.where(nothing, xp.ones_like(total), total)) + xp.where(nothing, largest, shift)
-    return narrow(xp, total if keepdims else xp.squeeze(total, axis=axes), x, dtype)
+    is_zero = total == 0
+    logarithm = xp.log(xp.where(is_zero, xp.ones_like(total), xp.abs(total) if return_sign else total)) + xp.where(
+        is_zero, nothing, shift
+    )
+    results = (logarithm, xp.sign(total)) if return_sign else (logarithm,)
+    if not keepdims:
+        results = tuple(xp.squeeze(y, axis=axes) for y in results)
+    narrowed = [narrow(xp, y, x, dtype) for y in results]
+    return (narrowed[0], narrowed[1]) if return_sign else narrowed[0]
 
 
 def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:

@@ -59,7 +59,7 @@ def _check_add_rms_norm(
 
 
 def _check_layer_norm(
-    name: str, x: Array, weight: Array | None, bias: Array | None, eps: float, axis: int | tuple[int, ...]
+    name: str, x: Array, weight: Array | None, bias: Array | None, eps: float, axis: int | tuple[int, ...] | None
 ) -> dict[str, Any]:
     require_floating(name, x=x, weight=weight, bias=bias)
     require_ndim(name, "x", x, 1)
@@ -117,7 +117,7 @@ def _check_instance_norm(
     return {"eps": eps, "channel_axis": index}
 
 
-def _check_l2_norm(name: str, x: Array, eps: float, axis: int | tuple[int, ...]) -> dict[str, Any]:
+def _check_l2_norm(name: str, x: Array, eps: float, axis: int | tuple[int, ...] | None) -> dict[str, Any]:
     require_floating(name, x=x)
     require_ndim(name, "x", x, 1)
     return {"eps": as_nonnegative_number(name, "eps", eps), "axis": normalize_axes(name, axis, x.ndim)}
@@ -263,7 +263,7 @@ def layer_norm(
     bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
 ) -> ArrayInputT:
     r"""Subtract the mean and divide by the standard deviation along one or more axes.
 
@@ -277,8 +277,8 @@ def layer_norm(
         Scale :math:`w` and shift :math:`b`; their shape is that of the normalized axes in ascending order.
     eps : float, optional
         :math:`\varepsilon`, added to the population variance (divided by the count).
-    axis : int or tuple of int, optional
-        The axes to normalize together.
+    axis : int, tuple of int or None, optional
+        The axes to normalize together; ``None`` is all of them.
 
     Returns
     -------
@@ -501,7 +501,7 @@ def instance_norm(
 
 
 @operator(check=_check_l2_norm, rows=_l2_norm_rows)
-def l2_norm(x: ArrayInputT, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> ArrayInputT:
+def l2_norm(x: ArrayInputT, eps: float = 1e-12, *, axis: int | tuple[int, ...] | None = -1) -> ArrayInputT:
     r"""Divide by the Euclidean length along one or more axes.
 
     .. math:: y = \frac{x}{\max(\lVert x \rVert_2, \varepsilon)}
@@ -512,8 +512,8 @@ def l2_norm(x: ArrayInputT, eps: float = 1e-12, *, axis: int | tuple[int, ...] =
         Input of any shape with at least one dimension.
     eps : float, optional
         :math:`\varepsilon`, the smallest divisor. Zeros stay zeros, whatever it is.
-    axis : int or tuple of int, optional
-        The axes along which the elements are one vector.
+    axis : int, tuple of int or None, optional
+        The axes along which the elements are one vector; ``None`` is all of them.
 
     Returns
     -------

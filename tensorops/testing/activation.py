@@ -154,7 +154,7 @@ def reglu(gate: ArrayLike, up: ArrayLike) -> Float64:
 
 
 def _exponentials(
-    x: ArrayLike, axis: int | tuple[int, ...], where: ArrayLike | None
+    x: ArrayLike, axis: int | tuple[int, ...] | None, where: ArrayLike | None
 ) -> tuple[Wide, NDArray[np.bool_], Wide, Wide]:
     """Return ``x - max``, the mask of counted entries, ``exp(x - max)`` (0 elsewhere) and its sum along `axis`."""
     x = np.asarray(x, dtype=np.longdouble)
@@ -167,7 +167,7 @@ def _exponentials(
 
 @quiet
 def softmax(
-    x: ArrayLike, *, axis: int | tuple[int, ...] = -1, where: ArrayLike | None = None, dtype: Any = None
+    x: ArrayLike, *, axis: int | tuple[int, ...] | None = -1, where: ArrayLike | None = None, dtype: Any = None
 ) -> Float64:
     """``exp(x) / sum(exp(x), axis)`` over the entries where `where` is true; 0 elsewhere. `dtype` rounds nothing."""
     _, keep, exponentials, total = _exponentials(x, axis, where)
@@ -176,7 +176,7 @@ def softmax(
 
 @quiet
 def log_softmax(
-    x: ArrayLike, *, axis: int | tuple[int, ...] = -1, where: ArrayLike | None = None, dtype: Any = None
+    x: ArrayLike, *, axis: int | tuple[int, ...] | None = -1, where: ArrayLike | None = None, dtype: Any = None
 ) -> Float64:
     """``x - log(sum(exp(x), axis))`` over the entries where `where` is true; -inf elsewhere. `dtype` rounds nothing."""
     shifted, keep, _, total = _exponentials(x, axis, where)
@@ -184,13 +184,30 @@ def log_softmax(
 
 
 @quiet
-def logsumexp(x: ArrayLike, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False, dtype: Any = None) -> Float64:
-    """``log(sum(exp(x), axis))``; -inf where every entry is -inf. `dtype` rounds nothing."""
+def logsumexp(
+    x: ArrayLike,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    keepdims: bool = False,
+    where: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    return_sign: bool = False,
+    dtype: Any = None,
+) -> Float64 | tuple[Float64, Float64]:
+    """``log(sum(b * exp(x), axis))`` over the entries where `where` is true and `b` not 0; -inf where there are none.
+
+    With `return_sign`, the logarithm of the sum's magnitude, and its sign. `dtype` rounds nothing.
+    """
     x = np.asarray(x, dtype=np.longdouble)
-    top = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    weights = np.broadcast_to(np.asarray(1.0 if b is None else b, dtype=np.longdouble), x.shape)
+    kept = np.broadcast_to(np.asarray(True if where is None else where, dtype=np.bool_), x.shape) & (weights != 0)
+    top = np.max(np.where(kept, x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(top), top, 0)
-    result = shift + np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True))
-    return float64(result if keepdims else np.squeeze(result, axis=axis))
+    terms = np.where(kept, weights * np.exp(x - shift), np.longdouble(0))
+    total = np.sum(terms, axis=axis, keepdims=True)
+    results = [shift + np.log(np.abs(total) if return_sign else total), np.sign(total)]
+    value, sign = (float64(r if keepdims else np.squeeze(r, axis=axis)) for r in results)
+    return (value, sign) if return_sign else value
 
 
 # --- cases -------------------------------------------------------------------------------------------
@@ -327,11 +344,11 @@ def _softmax_cases(operator: str) -> Iterator[Case]:
             partial(lambda r, axis: args(normal(r, 9, 4, 5), axis=axis), axis=axis),
             scale_axis=axis if logarithmic else (),
         )
-    for axes, name in (((1, 2), "last_axes"), ((2, 0, 1), "every_axis"), ((0, 2), "outer_axes")):
+    for axes, name in (((1, 2), "last_axes"), ((2, 0, 1), "every_axis"), ((0, 2), "outer_axes"), (None, "no_axis")):
         yield case(
             name,
             partial(lambda r, axes: args(normal(r, 3, 4, 5), axis=axes), axes=axes),
-            scale_axis=axes if logarithmic else (),
+            scale_axis=(axes or (0, 1, 2)) if logarithmic else (),
         )
     yield case("float32", lambda r: args(normal(r, 3, 33, scale=3.0), dtype=_FLOAT32))
     yield case("float32_empty", lambda r: args(np.zeros((0, 5)), dtype=_FLOAT32), tags=EMPTY)
@@ -391,6 +408,26 @@ def _logsumexp_cases() -> Iterator[Case]:
     )
     yield case("special", lambda r: args(SPECIAL_ROWS), tags=SPECIAL)
     yield case("all_minus_inf", lambda r: args(np.array([[-np.inf] * 3, [0.0, 1.0, 2.0]])), tags=SPECIAL)
+    yield case("no_axis", lambda r: args(normal(r, 3, 4, 5), axis=None))
+    yield case("where", lambda r: args(normal(r, 5, 33), where=random_mask(r, 5, 33)))
+    yield case(
+        "where_middle_axis", lambda r: args(normal(r, 3, 7, 4), axis=1, where=random_mask(r, 7, 1), keepdims=True)
+    )
+    yield case("where_nothing", lambda r: args(normal(r, 2, 5), where=np.array([[False], [True]])), tags=SPECIAL)
+    yield case("where_hides_special", lambda r: args(SPECIAL_ROWS, where=np.isfinite(SPECIAL_ROWS)), tags=SPECIAL)
+    yield case("weights", lambda r: args(normal(r, 5, 33, scale=3.0), b=0.5 + r.random((5, 33))))
+    yield case("weights_broadcast", lambda r: args(normal(r, 9, 4, 5), axis=0, b=0.5 + r.random((4, 1))))
+    yield case("weights_where", lambda r: args(normal(r, 5, 33), where=random_mask(r, 5, 33), b=0.5 + r.random(33)))
+    yield case("weight_0", lambda r: args(SPECIAL_ROWS, b=np.isfinite(SPECIAL_ROWS) * 2.0), tags=SPECIAL)
+    yield case("sign", lambda r: args(normal(r, 4, 64, scale=3.0), return_sign=True))
+    # Most of the weights have one sign, so that little cancels.
+    signs = np.where(np.arange(20) % 10 == 3, -0.125, 1.0)
+    yield case("signs", lambda r: args(normal(r, 4, 20), b=signs * np.array([[1.0], [-1.0]] * 2), return_sign=True))
+    yield case(
+        "signs_kept",
+        lambda r: args(normal(r, 20, 2, 3), axis=(0, 2), b=signs[:, None, None], return_sign=True, keepdims=True),
+    )
+    yield case("negative_sum", lambda r: args(normal(r, 2, 5), b=np.array([[1.0], [-1.0]]), axis=1), tags=SPECIAL)
 
 
 # --- what is refused ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from tensorops.testing.values import (
 )
 
 
-def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
+def _magnitude(x: Wide, axis: int | tuple[int, ...] | None) -> Wide:
     """Return a power of two near the largest ``|x|`` along `axis`; 1 if that is 0, inf or NaN.
 
     Dividing by it is exact and keeps squares in range. `longdouble` alone would suffice if its exponents were
@@ -49,7 +49,7 @@ def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
     return scale
 
 
-def _divide_by_deviation(x: Wide, axis: int | tuple[int, ...], eps: float, *, center: bool) -> Wide:
+def _divide_by_deviation(x: Wide, axis: int | tuple[int, ...] | None, eps: float, *, center: bool) -> Wide:
     """``x / sqrt(mean(x**2) + eps)``, after subtracting the mean from `x` if `center`."""
     scale = _magnitude(x, axis)
     scaled = x / scale
@@ -60,9 +60,16 @@ def _divide_by_deviation(x: Wide, axis: int | tuple[int, ...], eps: float, *, ce
     return scaled / deviation
 
 
-def _count(x: Wide, axis: int | tuple[int, ...]) -> np.longdouble:
+def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    """Return the axes counted from the front, in the order given."""
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(a % ndim for a in ((axis,) if isinstance(axis, int) else axis))
+
+
+def _count(x: Wide, axis: int | tuple[int, ...] | None) -> np.longdouble:
     """Return the number of elements along `axis`."""
-    axes = (axis,) if isinstance(axis, int) else axis
+    axes = _axes(axis, x.ndim)
     return np.longdouble(math.prod(x.shape[i] for i in axes))
 
 
@@ -99,11 +106,11 @@ def layer_norm(
     bias: ArrayLike | None = None,
     eps: float = 1e-5,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
 ) -> Float64:
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, with the population variance over `axis`."""
     x = np.asarray(x, dtype=np.longdouble)
-    axes = tuple(sorted(i % x.ndim for i in ((axis,) if isinstance(axis, int) else axis)))
+    axes = tuple(sorted(_axes(axis, x.ndim)))
     y = _divide_by_deviation(x, axes, eps, center=True)
     if weight is not None:
         y = y * _along(x, weight, axes)
@@ -167,7 +174,7 @@ def instance_norm(
 
 
 @quiet
-def l2_norm(x: ArrayLike, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> Float64:
+def l2_norm(x: ArrayLike, eps: float = 1e-12, *, axis: int | tuple[int, ...] | None = -1) -> Float64:
     """``x / max(sqrt(sum(x**2, axis)), eps)``; zeros stay zeros."""
     x = np.asarray(x, dtype=np.longdouble)
     scale = _magnitude(x, axis)
@@ -253,6 +260,7 @@ def _layer_norm_cases() -> Iterator[Case]:
         "last_two_axes", lambda r: args(normal(r, 3, 4, 5), *affine(r, 4, 5), axis=(-2, -1)), scale_axis=(-2, -1)
     )
     yield case("separate_axes", lambda r: args(normal(r, 2, 3, 4, 5), *affine(r, 3, 5), axis=(1, 3)), scale_axis=(1, 3))
+    yield case("no_axis", lambda r: args(normal(r, 4, 5), *affine(r, 4, 5), axis=None), scale_axis=(0, 1))
     # The order in which axes are named does not matter: weight and bias follow the order of x.
     yield case(
         "unordered_axes", lambda r: args(normal(r, 3, 4, 5), *affine(r, 4, 5), axis=(-1, 1)), scale_axis=(-2, -1)
@@ -375,6 +383,7 @@ def _l2_norm_cases() -> Iterator[Case]:
     yield case("first_axis", lambda r: args(normal(r, 9, 4), axis=0))
     yield case("last_two_axes", lambda r: args(normal(r, 3, 4, 5), axis=(-2, -1)))
     yield case("separate_axes", lambda r: args(normal(r, 2, 3, 4, 5), axis=(3, 1)))
+    yield case("no_axis", lambda r: args(normal(r, 3, 4, 5), axis=None))
     yield case("positional_eps", lambda r: args(normal(r, 3, 16, scale=0.01), 1e-3))
     yield case("eps_dominates", lambda r: args(normal(r, 3, 16, scale=1e-3), eps=1e-1))
     yield case("about_eps", lambda r: args(np.repeat([[0.125], [0.25], [0.5]], 4, axis=1), eps=0.5))

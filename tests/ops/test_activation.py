@@ -331,6 +331,82 @@ def test_jax_differentiates_and_maps_with_a_dtype_and_axes(operator, rng):
         assert "axis = array<i64: -2, -1>" in program or "axis = dense<[-2, -1]>" in program
 
 
+# Arguments that SciPy's own documentation and tests give its function
+SCIPY = {
+    "range": ((np.arange(10.0),), {"b": np.arange(10.0, 0, -1)}),
+    "cancels to a negative sum": ((np.asarray([1.0, 2.0]),), {"b": np.asarray([1.0, -1.0])}),
+    "cancels to 0": ((np.asarray([1.0, 1.0]),), {"b": np.asarray([1.0, -1.0])}),
+    "by rows": ((np.asarray([[5000.0, 6000.0], [7000.0, 8000.0]]),), {"b": np.asarray([[1.0, -2.0], [-3.0, 4.0]])}),
+    "broadcast": ((np.full((4, 3), 1000.0),), {"b": np.asarray([[1.0], [2.0], [-4.0], [0.5]])}),
+    "weight 0 of infinity": ((np.asarray([inf, 3.0, -inf]),), {"b": np.asarray([0.0, 2.0, 5.0])}),
+    "weight 0 of NaN": ((np.asarray([nan, 3.0]),), {"b": np.asarray([0.0, 2.0])}),
+    "nothing": ((np.asarray([-inf, -inf]),), {}),
+    "infinities": ((np.asarray([inf, 1.0, inf]),), {"b": np.asarray([1.0, 1.0, 2.0])}),
+    "huge": ((np.asarray([1e300, -1e300]),), {}),
+}
+
+
+@pytest.mark.parametrize("axis", [None, -1, 0])
+@pytest.mark.parametrize("arguments", SCIPY.values(), ids=SCIPY)
+def test_logsumexp_weighs_and_signs_as_scipys(library, arguments, axis):
+    special = pytest.importorskip("scipy.special")
+    if "float64" not in support.dtypes_of(library.name):
+        pytest.skip("the values need float64")
+    (x,), options = arguments
+    with library.quiet(), library.holding("float64"), library.reading(), np.errstate(all="ignore"):
+        arrays = {name: library.from_numpy(value, None) for name, value in options.items()}
+        expected = special.logsumexp(x, axis=axis, return_sign=True, **options)
+        found = tp.logsumexp(library.from_numpy(x, None), axis=axis, return_sign=True, **arrays)
+        for mine, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(library.to_numpy(mine), theirs, rtol=1e-14, atol=1e-14)
+        np.testing.assert_allclose(
+            library.to_numpy(tp.logsumexp(library.from_numpy(x, None), axis=axis, **arrays)),
+            special.logsumexp(x, axis=axis, **options),
+            rtol=1e-14,
+            atol=1e-14,
+        )
+
+
+def test_gradients_of_a_weighted_logsumexp(rng):
+    """By elements, weights and both, where weights are negative and elements are left out; 0 is left out as well."""
+    torch = pytest.importorskip("torch")
+    x, b = (torch.from_numpy(rng.standard_normal((3, 5))).requires_grad_() for _ in range(2))
+    where = torch.from_numpy(rng.random((3, 5)) < 0.7)
+    where[:, 0] = True
+
+    def magnitude(x, b):
+        return tp.logsumexp(x, b=b, where=where, return_sign=True)[0]
+
+    assert torch.autograd.gradcheck(magnitude, (x, b))
+    assert torch.autograd.gradgradcheck(magnitude, (x, b))
+    with torch.no_grad():
+        b[:, 1] = 0
+        x[:, 1] = torch.inf
+    gradients = torch.autograd.grad(magnitude(x, b).sum(), (x, b))
+    assert all(torch.isfinite(g).all() and (g[:, 1] == 0).all() for g in gradients)
+
+
+def test_jax_differentiates_a_weighted_logsumexp(rng):
+    support.require("jax")
+    import jax
+
+    x, b = (jax.numpy.asarray(rng.standard_normal((3, 5)), "float32") for _ in range(2))
+
+    def gradients(function):
+        return jax.grad(lambda x, b: function(x, b=b, axis=0, return_sign=True)[0].sum(), argnums=(0, 1))(x, b)
+
+    for mine, theirs in zip(gradients(tp.logsumexp), gradients(jax.nn.logsumexp), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_all_axes_in_any_memory_order_have_the_kernel(name, rng):
+    support.require_native()
+    for x in (rng.standard_normal((3, 4, 5)), np.asfortranarray(rng.standard_normal((3, 4, 5)))):
+        assert getattr(tp, name).explain(x, axis=None).kernel == "cpu"
+        close(getattr(tp, name)(x, axis=None), REFERENCES[name](x, axis=None), rtol=1e-14)
+
+
 @pytest.mark.parametrize("name", ["silu", "gelu", "mish", "quick_gelu", "hard_swish"])
 def test_minus_infinity_is_multiplied_by_zero(library, name):
     """As the docstrings say, in bodies and kernels alike."""

@@ -17,7 +17,7 @@ def what_is_not_an_array(x: Array) -> None:
     tp.silu(1.0)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     tp.silu(None)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     tp.silu(np.float32(1.0))  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-    tp.logsumexp("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tp.logsumexp("x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     tp.sample("logits")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tp.rms_norm(x, "weight")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tp.linear(x, None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,7 @@ import tensorops as tp
 def reductions(x: Array, targets: Array) -> None:
     assert_type(tp.logsumexp(x), Array)
     assert_type(tp.logsumexp(x, axis=(0, 1), keepdims=True), Array)
+    assert_type(tp.logsumexp(x, b=x, return_sign=True), tuple[Array, Array])
     assert_type(tp.cross_entropy(x, targets, reduction="none"), Array)
 
 

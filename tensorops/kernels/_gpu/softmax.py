@@ -40,9 +40,19 @@ def log_softmax(
 
 
 def logsumexp(
-    device: Device, x: Operand, *, axis: int | tuple[int, ...], keepdims: bool, dtype: Dtype | None
+    device: Device,
+    x: Operand,
+    *,
+    axis: int | tuple[int, ...],
+    keepdims: bool,
+    where: Operand | None,
+    b: Operand | None,
+    return_sign: bool,
+    dtype: Dtype | None,
 ) -> Plan | str:
     """Plan `tensorops.logsumexp`."""
+    if where is not None or b is not None or return_sign:
+        return "where, b or return_sign is given"
     axes = _axes(axis)
     kept = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
     shape = kept if keepdims else tuple(n for i, n in enumerate(x.shape) if i not in axes)

@@ -69,9 +69,19 @@ def _softmax(
 
 
 def logsumexp(
-    generation: str, *, x: Any, axis: int | tuple[int, ...], keepdims: bool, dtype: Any = None
+    generation: str,
+    *,
+    x: Any,
+    axis: int | tuple[int, ...],
+    keepdims: bool,
+    where: Any = None,
+    b: Any = None,
+    return_sign: bool,
+    dtype: Any = None,
 ) -> Program | str:
     """Plan `tensorops.logsumexp`."""
+    if where is not None or b is not None or return_sign:
+        return "where, b or return_sign is given"
     result = x.dtype if dtype is None else np.dtype(dtype)
     if reason := _refuse_rows(axis, {"x": x}, {}, [result]):
         return reason
