@@ -1,4 +1,8 @@
 // Temporary memory for a call: a little on the stack, more from the pool of results.
+//
+// Threads may have stacks of 48 KiB, of which Python's own calls and the storage of threads take half. What depends on
+// sizes is therefore here, taken before the work is shared among threads, and frames of functions are bounded: see
+// FRAME in CMakeLists.txt.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +32,7 @@ class Scratch {
     }
 
   private:
-    alignas(64) mutable char little_[16 * 1024];
+    alignas(64) mutable char little_[4 * 1024];
     char* block_ = little_;
     std::size_t bytes_;
 };

@@ -11,6 +11,7 @@
 #include "functions.h"
 #include "gathered.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -135,17 +136,24 @@ struct Elements {
     decltype(span) streaming_span;  // which writes past the caches; nullptr for half types
     std::int64_t item;              // bytes of an element
 
+    static constexpr std::int64_t kPart = 4096;
+
+    // The bytes that a thread needs: for the elements of an operand, and for what is written past the caches
+    std::int64_t room() const {
+        return gathered_room(op.x, item) + gathered_room(op.up, item) + (op.streaming && !streaming_span ? kPart : 0);
+    }
+
     // Elements [begin, end), row by row
-    void compute(std::int64_t begin, std::int64_t end) const {
+    void compute(std::int64_t begin, std::int64_t end, char* memory) const {
+        char *const of_up = memory + gathered_room(op.x, item), *const part = of_up + gathered_room(op.up, item);
         while (begin < end) {
             const std::int64_t row = begin / op.x.length, from = begin % op.x.length;
             std::int64_t n = std::min(end - begin, op.x.length - from);
             if (!op.x.are_neighbours() || !op.up.are_neighbours()) n = std::min(n, kGatheredBytes / item);
-            alignas(64) char memory[2][kGatheredBytes];
-            const char* x = elements_of_row(op.x, row, from, n, item, memory[0]);
-            const char* up = op.up.data ? elements_of_row(op.up, row, from, n, item, memory[1]) : nullptr;
+            const char* x = elements_of_row(op.x, row, from, n, item, memory);
+            const char* up = op.up.data ? elements_of_row(op.up, row, from, n, item, of_up) : nullptr;
             if (op.streaming)
-                stream(op.y + begin * item, n * item, x, up);
+                stream(op.y + begin * item, n * item, x, up, part);
             else
                 span(function, op.y + begin * item, n, x, up);
             begin += n;
@@ -156,9 +164,8 @@ struct Elements {
     // A block is fetched first and then written in one go: memory is slow to switch between the two. Half types are
     // computed in the caches, part by part, and written from there, which is as fast; float32 took up to 1.4 times as
     // long.
-    void stream(char* y, std::int64_t bytes, const char* x, const char* up) const {
-        constexpr std::int64_t kBlock = 16384, kPart = 4096;
-        alignas(64) char part[kPart];
+    void stream(char* y, std::int64_t bytes, const char* x, const char* up, char* part) const {
+        constexpr std::int64_t kBlock = 16384;
         for (std::int64_t i = 0; i < bytes; i += kBlock) {
             const std::int64_t end = std::min(i + kBlock, bytes);
             for (std::int64_t j = i; j < end; j += 64) {
@@ -182,8 +189,11 @@ void run(const Elements& elements) {
     const Activation& op = elements.op;
     const std::int64_t total = op.x.count * op.x.length;
     const int threads = threads_for_rows(total / 64, (op.up.data ? 3 : 2) * total * elements.item);
+    const std::int64_t room = elements.room();
+    const Scratch scratch(threads * room);
     // Aligned results stay aligned to a cache line.
-    over_shares(threads, total, 64, [&elements](Share mine) { elements.compute(mine.begin, mine.end); });
+    over_shares(threads, total, 64,
+                [&](Share mine) { elements.compute(mine.begin, mine.end, scratch.at<char>(mine.member * room)); });
 }
 
 template <bool kGated, class F>

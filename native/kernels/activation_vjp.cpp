@@ -13,6 +13,7 @@
 #include "functions.h"
 #include "gathered.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -227,30 +228,31 @@ template <class F, class T>
 
 using ComputeSpan = void (*)(const void* function, const Span& span);
 
-// Elements [begin, end), row by row; what is written past the caches is computed in them, part by part.
+constexpr std::int64_t kPart = kGatheredBytes;
+
+// Elements [begin, end), row by row; what is written past the caches is computed in them, part by part. `memory` has
+// room for the gathered elements of each operand, and then for two parts.
 void elements(const ActivationVjp& op, const void* function, ComputeSpan compute, std::int64_t item, std::int64_t begin,
-              std::int64_t end) {
-    constexpr std::int64_t kPart = kGatheredBytes;
-    alignas(64) char parts[2][kPart];
+              std::int64_t end, char* memory) {
+    char* const of_up = memory + gathered_room(op.x, item);
+    char* const of_dy = of_up + gathered_room(op.up, item);
+    char* const parts = of_dy + gathered_room(op.dy, item);
     const std::int64_t length = op.x.length;
     while (begin < end) {
         const std::int64_t row = begin / length, from = begin % length;
         std::int64_t n = std::min(end - begin, length - from);
         if (op.streaming || !op.x.are_neighbours() || !op.up.are_neighbours() || !op.dy.are_neighbours())
             n = std::min(n, kPart / item);
-        alignas(64) char gathered[3][kPart];
-        const auto at = [&](const Rows& rows, int place) {
-            return elements_of_row(rows, row, from, n, item, gathered[place]);
-        };
+        const auto at = [&](const Rows& rows, char* room) { return elements_of_row(rows, row, from, n, item, room); };
         char *const dx = op.dx + begin * item, *const dup = op.dup ? op.dup + begin * item : nullptr;
-        Span span{at(op.x, 0), dup ? at(op.up, 1) : nullptr, at(op.dy, 2), dx, dup, n};
+        Span span{at(op.x, memory), dup ? at(op.up, of_up) : nullptr, at(op.dy, of_dy), dx, dup, n};
         if (op.streaming) {
-            span.dx = parts[0];
-            span.dup = parts[1];
+            span.dx = parts;
+            span.dup = parts + kPart;
         }
         compute(function, span);
-        if (op.streaming) stream_bytes(dx, parts[0], n * item);
-        if (op.streaming && dup) stream_bytes(dup, parts[1], n * item);
+        if (op.streaming) stream_bytes(dx, parts, n * item);
+        if (op.streaming && dup) stream_bytes(dup, parts + kPart, n * item);
         begin += n;
     }
     if (op.streaming) stream_fence();
@@ -259,8 +261,12 @@ void elements(const ActivationVjp& op, const void* function, ComputeSpan compute
 void run(const ActivationVjp& op, const void* function, ComputeSpan compute, std::int64_t item) {
     const std::int64_t total = op.x.count * op.x.length;
     const int threads = threads_for_rows(total / 64, (op.dup ? 5 : 3) * total * item);
-    over_shares(threads, total, 64,
-                [=, &op](Share mine) { elements(op, function, compute, item, mine.begin, mine.end); });
+    const std::int64_t room = gathered_room(op.x, item) + gathered_room(op.up, item) + gathered_room(op.dy, item) +
+                              (op.streaming ? 2 * kPart : 0);
+    const Scratch scratch(threads * room);
+    over_shares(threads, total, 64, [&](Share mine) {
+        elements(op, function, compute, item, mine.begin, mine.end, scratch.at<char>(mine.member * room));
+    });
 }
 
 template <class F>

@@ -44,7 +44,7 @@ void widen_rows(const Plan<T>& plan, Compute<T>* memory, std::uint8_t* flags, in
     double* rooms = scratch.at<double>(0);
     std::atomic<std::int64_t> next{0};
     on_team(threads, [&](Member member) {
-        Worker<T> worker(plan, memory + member.index * plan.thread_size(), flags);
+        Worker<T>& worker = Worker<T>::in(plan, memory, member.index, flags);
         for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < heads * plan.blocks;)
             if (noted(i / plan.blocks)) worker.widen(i, rooms + member.index * room, at);
     });
@@ -55,7 +55,7 @@ void attend(const Attention& op) {
     using C = Compute<T>;
     const Plan<T> plan(op);
     const int threads = threads_for(plan.items, op.work);
-    const std::int64_t of_threads = threads * plan.thread_size(), partial = plan.partial_size();
+    const std::int64_t of_threads = threads * Worker<T>::size(plan), partial = plan.partial_size();
     const std::int64_t flags = plan.flags_size() + round_up(plan.all_rows(), 64);
     const std::int64_t numbers = whole_lines(op.batch * static_cast<std::int64_t>(sizeof(std::int64_t)));
     const std::int64_t elements = of_threads + plan.items * partial;
@@ -73,7 +73,7 @@ void attend(const Attention& op) {
         return threads == 1 ? i + 1 : next.fetch_add(1, std::memory_order_relaxed);
     };
     on_team(threads, [&](Member member) {
-        Worker<T> worker(plan, memory + member.index * plan.thread_size(), known);
+        Worker<T>& worker = Worker<T>::in(plan, memory, member.index, known);
         for (std::int64_t i = -1; (i = after(i)) < plan.items;) {
             const std::int64_t later = i + member.count;  // if threads take items alternately
             const Item next = plan.item_at(first_items, std::min(later, plan.items - 1));
@@ -81,7 +81,7 @@ void attend(const Attention& op) {
         }
     });
     if (plan.has_spans && !leaves(at, 0)) {
-        Worker<T> worker(plan, memory, known);
+        Worker<T>& worker = Worker<T>::in(plan, memory, 0, known);
         for (std::int64_t i = 0; i < plan.items; ++i) {
             const Item item = plan.item_at(first_items, i);
             if (item.spans > 1 && item.span == 0) worker.merge(item.block, item.spans, partials + i * partial);

@@ -102,12 +102,12 @@ std::int64_t strips_of(std::int64_t columns, std::int64_t width) { return (colum
 // What a thread needs for an item
 template <class C>
 struct Room {
-    static constexpr std::int64_t width = kWidth<C>;
+    static constexpr std::int64_t width = kWidth<C>, kParts = 12;
 
     std::int64_t queries, keys, stride;  // of a block, of a sequence, and from one row of scores to the next
     std::int64_t dims, value_dims;       // in strips
     std::int64_t dim, value_dim;         // in whole strips of columns
-    std::int64_t sizes[10];
+    std::int64_t sizes[kParts];
 
     Room(const Attention& op, std::int64_t most_keys) {
         keys = strips_of(most_keys, width) * width;
@@ -119,19 +119,21 @@ struct Room {
         value_dims = strips_of(op.value_dim, width);
         dim = dims * width;
         value_dim = value_dims * width;
-        const std::int64_t all[10] = {
-            keys * dim,                                                // k
-            keys * op.dim,                                             // kᵀ
-            keys * op.value_dim,                                       // vᵀ
-            keys * dim,                                                // dk
-            keys * value_dim,                                          // dv
-            queries * dim,                                             // q
-            queries * value_dim,                                       // dy
-            queries * stride,                                          // p
-            queries * stride,                                          // dp, then ds
-            queries * dim + (op.softcap != 0 ? queries * stride : 0),  // dq, and capped scores
+        const std::int64_t all[kParts] = {
+            keys * dim,                                                      // k
+            keys * op.dim,                                                   // kᵀ
+            keys * op.value_dim,                                             // vᵀ
+            keys * dim,                                                      // dk
+            keys * value_dim,                                                // dv
+            queries * dim,                                                   // q
+            queries * value_dim,                                             // dy
+            queries * stride,                                                // p
+            queries * stride,                                                // dp, then ds
+            queries * dim + (op.softcap != 0 ? queries * stride : 0),        // dq, and capped scores
+            std::max(op.dim, op.value_dim),                                  // a row
+            op.dim * static_cast<std::int64_t>(sizeof(double) / sizeof(C)),  // a row in double
         };
-        std::copy_n(all, 10, sizes);
+        std::copy_n(all, kParts, sizes);
     }
     std::int64_t bytes() const {
         std::int64_t all = 0;
@@ -148,8 +150,8 @@ class Item {
 
   public:
     Item(const AttentionVjp& op, const Room<C>& room, char* memory) : op_(op.forward), vjp_(op), room_(room) {
-        C* at[10];
-        for (int i = 0; i < 10; ++i) {
+        C* at[Room<C>::kParts];
+        for (std::int64_t i = 0; i < Room<C>::kParts; ++i) {
             at[i] = reinterpret_cast<C*>(memory);
             memory += whole_lines(room.sizes[i] * static_cast<std::int64_t>(sizeof(C)));
         }
@@ -164,6 +166,8 @@ class Item {
         ds_ = at[8];
         dq_ = at[9];
         capped_ = at[9] + room.queries * room.dim;
+        row_ = at[10];
+        wide_ = reinterpret_cast<double*>(at[11]);
     }
 
     void run(std::int64_t item) {
@@ -191,7 +195,7 @@ class Item {
 
     // Rows of features become strips, and columns of strips of keys; what is beyond either is 0.
     void pack_keys(std::int64_t keys) {
-        C row[kMostFeatures];
+        C* const row = row_;
         const auto features = [&](const char* from, const std::int64_t* stride, std::int64_t n, const Strips<C>& across,
                                   const Strips<C>* along) {
             const char* head = from + batch_ * stride[0] + kv_head_ * stride[1];
@@ -247,7 +251,7 @@ class Item {
             std::memset(static_cast<void*>(dq), 0, static_cast<std::size_t>(queries * op_.dim) * sizeof(T));
             return;
         }
-        C row[kMostFeatures];
+        C* const row = row_;
         bool is_wide[kMostQueries];
         const auto query_at = [&](std::int64_t r) { return at<T>(q + r * op_.q_stride[2]); };
         for (std::int64_t r = 0; r < queries; ++r) {
@@ -395,8 +399,7 @@ class Item {
     // The same as exponentials(), whatever the scores
     [[gnu::noinline]] C wide_exponentials(std::int64_t r, Range all, Range allowed, const char* mask, C sink,
                                           const T* q) {
-        double room[kMostFeatures];
-        const WideQuery<T> query(q, op_.dim, op_.scale, room);
+        const WideQuery<T> query(q, op_.dim, op_.scale, wide_);
         C *e = p_ + r * room_.stride, *ratios = capped_ + r * room_.stride;
         const auto score = [&](std::int64_t key) {
             if (mask_forbids(op_, mask, key)) return Score{kNothing<double>, false};
@@ -424,7 +427,7 @@ class Item {
 
     // dq of such a row, and what it adds to dk
     [[gnu::noinline]] void wide_gradients(std::int64_t r, Range allowed, const T* query, C* dq) {
-        double sums[kMostFeatures];
+        double* const sums = wide_;
         std::fill_n(sums, op_.dim, 0.0);
         for (std::int64_t j = allowed.begin; j < allowed.end; ++j) {
             const double slope = static_cast<double>(ds_[r * room_.stride + j]) * op_.scale;
@@ -439,13 +442,12 @@ class Item {
         for (std::int64_t i = 0; i < op_.dim; ++i) dq[i] = static_cast<C>(sums[i]);
     }
 
-    static constexpr std::int64_t kMostFeatures = 16384;
-
     const Attention& op_;
     const AttentionVjp& vjp_;
     const Room<C>& room_;
     Strips<C> k_, k_across_, v_across_, q_, dy_;
-    C *dk_, *dv_, *p_, *ds_, *dq_, *capped_;
+    C *dk_, *dv_, *p_, *ds_, *dq_, *capped_, *row_;
+    double* wide_;
     C keys_magnitude_ = 0;  // of all keys together
     std::int64_t batch_ = 0, kv_head_ = 0;
     Reach reach_{};

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <new>
+#include <type_traits>
 
 #include "attention.h"
 #include "attention_blocks.h"
@@ -11,6 +13,7 @@
 #include "attention_plan.h"
 #include "block_values.h"
 #include "interruption.h"
+#include "scratch.h"
 #include "vector_math.h"
 #include "wide_scores.h"
 
@@ -24,18 +27,14 @@ class Worker {
     static constexpr std::int64_t lanes = kLanes<C>, kBytes = sizeof(T);
 
   public:
-    // flags: plan.flags_size(), and one for each row
-    Worker(const Plan<T>& plan, C* memory, std::uint8_t* flags)
-        : plan_(plan), op_(plan.op), flags_(flags), wide_(flags + plan.flags_size()) {
-        queries_ = memory;
-        keys_ = queries_ + plan.query_size();
-        values_ = keys_ + plan.key_size();
-        unpacked_keys_ = values_ + plan.value_size();
-        unpacked_values_ = unpacked_keys_ + (plan.in_blocks ? kTile * op_.dim : 0);
-        scores_ = unpacked_keys_ + plan.unpacked_size();
-        y_ = scores_ + plan.score_size();
-        sums_ = y_ + plan.result_size();
-        tops_ = sums_ + plan.sum_size();
+    // The elements of a thread's memory: it holds a worker as well, which is too large for the stack.
+    static std::int64_t size(const Plan<T>& plan) { return plan.thread_size() + own_size(); }
+
+    // That of a thread. flags: plan.flags_size(), and one for each row
+    static Worker& in(const Plan<T>& plan, C* memory, std::int64_t thread, std::uint8_t* flags) {
+        static_assert(std::is_trivially_destructible_v<Worker>);
+        C* const own = memory + thread * size(plan);
+        return *new (own) Worker(plan, own + own_size(), flags);
     }
 
     // The last blocks come first: under a causal mask they have the most work. `partial` is the item's, for the merge.
@@ -88,6 +87,23 @@ class Worker {
     }
 
   private:
+    static std::int64_t own_size() {  // whole cache lines
+        return whole_lines(static_cast<std::int64_t>(sizeof(Worker))) / static_cast<std::int64_t>(sizeof(C));
+    }
+
+    Worker(const Plan<T>& plan, C* memory, std::uint8_t* flags)
+        : plan_(plan), op_(plan.op), flags_(flags), wide_(flags + plan.flags_size()) {
+        queries_ = memory;
+        keys_ = queries_ + plan.query_size();
+        values_ = keys_ + plan.key_size();
+        unpacked_keys_ = values_ + plan.value_size();
+        unpacked_values_ = unpacked_keys_ + (plan.in_blocks ? kTile * op_.dim : 0);
+        scores_ = unpacked_keys_ + plan.unpacked_size();
+        y_ = scores_ + plan.score_size();
+        sums_ = y_ + plan.result_size();
+        tops_ = sums_ + plan.sum_size();
+    }
+
     static Range tiles_of(Item item, std::int64_t keys) {
         const std::int64_t tiles = Plan<T>::tiles_for(keys);
         return {tiles * item.span / item.spans, tiles * (item.span + 1) / item.spans};

@@ -39,10 +39,11 @@ class FloatPanel {
   public:
     // Calls put(r, sums) for the products of each row of x, which begins at from(r), and of W: its rows, or its columns
     // one after the other in `packed`, if that is not null. Some thousand cycles before it calls fetch(r): stores to
-    // lines that are in no cache would keep those after them waiting.
+    // lines that are in no cache would keep those after them waiting. Not inlined, as its frame is large.
     template <class From, class Put, class Fetch = NoFetch>
-    static void each_row(std::int64_t count, std::int64_t n, const float* const* w, const float* packed,
-                         const From& from, const Put& put, const Fetch& fetch = {}) {
+    [[gnu::noinline]] static void each_row(std::int64_t count, std::int64_t n, const float* const* w,
+                                           const float* packed, const From& from, const Put& put,
+                                           const Fetch& fetch = {}) {
         // The last vector of a row may have lanes that are not used.
         const std::int64_t own = packed ? 0 : std::min(n, kLength) + kLanes<float>;
         const std::int64_t room = whole_lines(own * std::int64_t{sizeof(Sums)});

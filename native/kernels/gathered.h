@@ -1,12 +1,20 @@
 // Elements of rows that are no neighbours, copied to where they are, for elementwise kernels.
 #pragma once
 
+#include <algorithm>
+
 #include "rows.h"
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 
 inline constexpr std::int64_t kGatheredBytes = 4096;
+
+// The memory for elements_of_row, of an operand that may be absent, in whole cache lines
+inline std::int64_t gathered_room(const Rows& rows, std::int64_t item) {
+    if (!rows.data || rows.are_neighbours()) return 0;
+    return (std::min(rows.length * item, kGatheredBytes) + 63) / 64 * 64;
+}
 
 template <class Bits>
 void gather(char* to, const char* from, std::int64_t n, std::int64_t step) {

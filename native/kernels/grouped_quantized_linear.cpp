@@ -21,12 +21,14 @@ void products(const GroupedQuantizedLinear& grouped) {
     const int threads = threads_for(extent.experts * ((op.outputs + kOutputs - 1) / kOutputs), extent.work);
     const bool takes = takes_few(op);
     const std::int64_t room = takes ? std::max(line, product.room()) : line;  // of a row, for either method
-    const std::int64_t rows = std::min(kChunkRows, op.x.count) * room;
-    const Scratch scratch(rows + line * kBlockOutputs * threads);
+    using Fixed = typename FewRowsProduct<kBits, kSigned>::Row;
+    const std::int64_t places = std::min(kChunkRows, op.x.count), rows = places * room;
+    const std::int64_t buffers = line * kBlockOutputs * threads;
+    const Scratch scratch(rows + buffers + places * static_cast<std::int64_t>(sizeof(Fixed)));
     const auto arranged = [&](std::int64_t place) { return scratch.at<float>(room * place); };
     const auto x = [&op](std::int64_t row) { return reinterpret_cast<const T*>(op.x.row(row)); };
     T* const y = reinterpret_cast<T*>(op.y);
-    typename FewRowsProduct<kBits, kSigned>::Row fixed[kChunkRows];
+    Fixed* const fixed = scratch.at<Fixed>(rows + buffers);
     bool is_fixed[kChunkRows];  // for the first row of a segment, whether all of them are
     const auto prepare = [&](const Segment& s) {
         bool few = takes && s.count <= kFewRows;

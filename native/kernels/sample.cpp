@@ -104,11 +104,30 @@ std::int64_t index_of_largest(const T* x, std::int64_t n) {
 
 // --------------------------------------------------------------------------------------- memory for one row's draw
 
+// The bins of a range of weights, by the bits that distinguish them. A larger weight has a smaller number.
+struct Bins {
+    std::uint32_t first = 0x3f800000u;  // the bits of 1, the largest weight
+    int shift = 19;
+    std::int64_t chosen = 0;
+    static constexpr std::int64_t kCount = 2048;
+    static constexpr std::int64_t kApart = 4;  // histograms, so that one addition need not wait for another
+
+    template <class B>
+    B number(B bits) const {
+        return (first - bits) >> shift;
+    }
+    bool exact() const { return shift == 0; }
+    // The bins within one of these bins
+    Bins within(std::int64_t bin) const {
+        return {first - (static_cast<std::uint32_t>(bin) << shift), shift > 10 ? shift - 10 : 0, 0};
+    }
+};
+
 template <class C>
 struct Room {
     C *weights, *values;
     std::int64_t* indices;
-    double* sums;
+    double *sums, *bins;
 
     // Elements are written in whole vectors, beyond the last candidate.
     static std::int64_t elements(std::int64_t n) { return n + kLongestPart * static_cast<std::int64_t>(kLanes<C>); }
@@ -121,13 +140,19 @@ struct Room {
     static std::int64_t size_of_sums(std::int64_t n) {
         return whole_lines((n / kBlock + 1) * static_cast<std::int64_t>(sizeof(double)));
     }
-    static std::int64_t bytes(std::int64_t n) { return 2 * size_of_elements(n) + size_of_indices(n) + size_of_sums(n); }
+    static std::int64_t size_of_bins(std::int64_t n) {
+        return n > kFew ? (1 + Bins::kApart) * Bins::kCount * static_cast<std::int64_t>(sizeof(double)) : 0;
+    }
+    static std::int64_t bytes(std::int64_t n) {
+        return 2 * size_of_elements(n) + size_of_indices(n) + size_of_sums(n) + size_of_bins(n);
+    }
 
     Room(const Scratch& scratch, std::int64_t offset, std::int64_t n)
         : weights(scratch.at<C>(offset)),
           values(scratch.at<C>(offset + size_of_elements(n))),
           indices(scratch.at<std::int64_t>(offset + 2 * size_of_elements(n))),
-          sums(scratch.at<double>(offset + 2 * size_of_elements(n) + size_of_indices(n))) {}
+          sums(scratch.at<double>(offset + 2 * size_of_elements(n) + size_of_indices(n))),
+          bins(scratch.at<double>(offset + 2 * size_of_elements(n) + size_of_indices(n) + size_of_sums(n))) {}
 };
 
 // ------------------------------------------------------------------------------------------------------- top_k
@@ -207,24 +232,6 @@ void make_weights_of_top_k(C* values, std::int64_t n, std::int64_t k, C largest,
 
 // ------------------------------------------------------------------------------------------------------- top_p
 
-// The bins of a range of weights, by the bits that distinguish them. A larger weight has a smaller number.
-struct Bins {
-    std::uint32_t first = 0x3f800000u;  // the bits of 1, the largest weight
-    int shift = 19;
-    std::int64_t chosen = 0;
-    static constexpr std::int64_t kCount = 2048;
-
-    template <class B>
-    B number(B bits) const {
-        return (first - bits) >> shift;
-    }
-    bool exact() const { return shift == 0; }
-    // The bins within one of these bins
-    Bins within(std::int64_t bin) const {
-        return {first - (static_cast<std::uint32_t>(bin) << shift), shift > 10 ? shift - 10 : 0, 0};
-    }
-};
-
 inline std::uint32_t float_bits(float w) {
     std::uint32_t bits;
     std::memcpy(&bits, &w, sizeof bits);
@@ -233,11 +240,12 @@ inline std::uint32_t float_bits(float w) {
 inline std::uint32_t float_bits(double w) { return float_bits(static_cast<float>(w)); }
 inline U32 float_bits(Vec<float> w) { return bits_of(w); }
 
-// Adds weights to their bins. Neighbours have separate histograms, so that one addition need not wait for another.
+// Adds weights to their bins. Neighbours have separate histograms, in memory that follows that of the sums.
 template <class C>
 void add_to_bins(const C* weights, std::int64_t n, Bins bins, double* sums) {
-    constexpr std::int64_t kApart = 4;
-    double apart[kApart][Bins::kCount] = {};
+    constexpr std::int64_t kApart = Bins::kApart;
+    auto* const apart = reinterpret_cast<double (*)[Bins::kCount]>(sums + Bins::kCount);
+    std::fill(apart[0], apart[kApart], 0.0);
     std::int64_t i = 0;
     for (; i + kApart <= n; i += kApart)
         for (std::int64_t k = 0; k < kApart; ++k)
@@ -294,16 +302,15 @@ double sum_of(const C* weights, std::int64_t n) {
 }
 
 // The smallest of the most probable candidates whose weights reach the fraction top_p of all: a candidate is kept if
-// the sum of larger weights is less than that.
+// the sum of larger weights is less than that. `sums` has room for those of bins, see add_to_bins.
 template <class C>
-C smallest_of_top_p(const C* weights, std::int64_t n, double top_p, C* room) {
+C smallest_of_top_p(const C* weights, std::int64_t n, double top_p, C* room, double* sums) {
     double larger = 0;  // the sum of the weights that are larger than all in `room`
     const double total = sum_of(weights, n), enough = top_p * total;
     // So small that all together are less than the part that may be dropped.
     const C negligible = static_cast<C>(0.99 * (total - enough) / static_cast<double>(n));
     n = copy_where(weights, n, room, [negligible](auto w) { return w >= negligible; });
     for (Bins bins; n > kFew; bins = bins.within(bins.chosen)) {
-        double sums[Bins::kCount];
         add_to_bins(room, n, bins, sums);
         for (std::int64_t bin = 0; bin < Bins::kCount; ++bin) {
             if (sums[bin] == 0) continue;
@@ -420,8 +427,8 @@ std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<C
     }
     C least = static_cast<C>(op.min_p);
     if (op.top_p < 1)
-        least = std::max(
-            least, smallest_of_top_p(room.weights, count, static_cast<double>(static_cast<C>(op.top_p)), room.values));
+        least = std::max(least, smallest_of_top_p(room.weights, count, static_cast<double>(static_cast<C>(op.top_p)),
+                                                  room.values, room.bins));
     const double total = sum_blocks(room.weights, count, least, room.sums);
     const C target = uniform * static_cast<C>(total);  // rounded as in the body
     const std::int64_t found = find(room.weights, count, least, room.sums, static_cast<double>(target));

@@ -2,8 +2,8 @@
 //
 // Work: lines go to threads in contiguous blocks.
 //   A line of neighbours in memory is a row: it is read for its maximum, and again for the exponentials, which softmax
-//   keeps in a buffer of its thread and then scales; for rows longer than the buffer the exponentials are computed
-//   twice. Exponentials are bound by arithmetic, so the next row is fetched meanwhile.
+//   keeps in memory of its thread and then scales; those of rows too long for that are computed twice. Exponentials are
+//   bound by arithmetic, so the next row is fetched meanwhile.
 //   Lines side by side in memory are computed together, a lane for each, in blocks of a few vectors; the exponentials
 //   are kept in the result. Short rows are brought into this form in a buffer.
 //   Other lines are rows whose elements are gathered one by one.
@@ -19,15 +19,17 @@
 #include "beside.h"
 #include "exponentials.h"
 #include "over_rows.h"
+#include "scratch.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-constexpr std::int64_t kBufferBytes = 64 * 1024;  // of the stack of each thread
+constexpr std::int64_t kMostKept = 64 * 1024;  // bytes of exponentials that a thread keeps
 
-// R is the type of the result's elements, P a pointer to T or Strided<T>.
+// R is the type of the result's elements, P a pointer to T or Strided<T>; `kept` has room for the exponentials of a row
+// that are kept, or is nullptr.
 template <bool kStream, class T, class R, class P>
-void one_row(const Softmax& op, P x, P next, char* result) {
+void one_row(const Softmax& op, P x, P next, char* result, Compute<T>* kept) {
     using C = Compute<T>;
     const std::int64_t n = op.lines.length;
     R* y = reinterpret_cast<R*>(result);
@@ -43,10 +45,9 @@ void one_row(const Softmax& op, P x, P next, char* result) {
         return put_row<kStream>(
             y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) - largest - log_total; });
     }
-    alignas(64) C buffer[kBufferBytes / sizeof(C)];
-    if (n <= static_cast<std::int64_t>(kBufferBytes / sizeof(C))) {
-        const C scale = static_cast<C>(1 / kOneInUnits<C> / sum_of_exponentials<T>(x, n, largest, buffer, next));
-        const C* e = buffer;
+    if (kept) {
+        const C scale = static_cast<C>(1 / kOneInUnits<C> / sum_of_exponentials<T>(x, n, largest, kept, next));
+        const C* e = kept;
         put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
     } else {
         const C scale = static_cast<C>(1 / kOneInUnits<C> / sum_of_exponentials<T>(x, n, largest, nullptr, next));
@@ -166,6 +167,32 @@ void some_lines(const Softmax& op, bool neighbours, bool is_row, const Line& lin
     side_by_side<4, T>(op.kind, n, side);
 }
 
+// Lines of which each is computed by itself: rows, and others whose results are rows
+template <class T, class R>
+void one_by_one(const Softmax& op, bool is_row, std::int64_t bytes) {
+    using C = Compute<T>;
+    const Lines& lines = op.lines;
+    const int threads = threads_for_rows(lines.count, bytes);
+    const std::int64_t of_row = lines.length * static_cast<std::int64_t>(sizeof(C));
+    const bool keeps = op.kind == Normalized::softmax && of_row <= kMostKept;
+    const std::int64_t room = keeps ? whole_lines(of_row) : 0;
+    const Scratch scratch(threads * room);
+    over_shares(threads, lines.count, 1, [&](Share mine) {
+        C* const kept = keeps ? scratch.at<C>(mine.member * room) : nullptr;
+        if (is_row)
+            return rows_of_share(mine, op.streaming, [&](auto streaming, std::int64_t i) {
+                const Line line = lines.line(i), next = lines.line(i + 1 < lines.count ? i + 1 : i);
+                one_row<streaming, T, R>(op, reinterpret_cast<const T*>(line.x), reinterpret_cast<const T*>(next.x),
+                                         line.y, kept);
+            });
+        for (std::int64_t i = mine.begin; i < mine.end; ++i) {
+            const Line line = lines.line(i);
+            const Strided<T> x{line.x, lines.step.x};
+            one_row<false, T, R>(op, x, x, line.y, kept);
+        }
+    });
+}
+
 template <class T, class R>
 void every_line(const Softmax& op) {
     const Lines& lines = op.lines;
@@ -174,18 +201,8 @@ void every_line(const Softmax& op) {
     const std::int64_t n = lines.length, bytes = lines.count * (n * item + (of_sums ? 1 : n) * y_item);
     const bool is_row = lines.step.x == item && (of_sums || lines.step.y == y_item);
     const bool neighbours = lines.stride.x == item && lines.stride.y == y_item;
-    if (is_row && n > kShort)
-        return over_rows(lines.count, bytes, op.streaming, [&](auto streaming, std::int64_t i) {
-            const Line line = lines.line(i), next = lines.line(i + 1 < lines.count ? i + 1 : i);
-            one_row<streaming, T, R>(op, reinterpret_cast<const T*>(line.x), reinterpret_cast<const T*>(next.x),
-                                     line.y);
-        });
-    if (!neighbours && !is_row && (of_sums || lines.step.y == y_item))
-        return over_rows(lines.count, bytes, [&](std::int64_t i) {
-            const Line line = lines.line(i);
-            const Strided<T> x{line.x, lines.step.x};
-            one_row<false, T, R>(op, x, x, line.y);
-        });
+    if (is_row ? n > kShort : !neighbours && (of_sums || lines.step.y == y_item))
+        return one_by_one<T, R>(op, is_row, bytes);
     const std::int64_t most = neighbours && !is_row ? 4 * lanes : lanes;
     over_shares(threads_for_rows(lines.count, bytes), lines.count, 1, [&](Share mine) {
         for (std::int64_t i = mine.begin; i < mine.end;) {

@@ -244,16 +244,20 @@ constexpr std::int64_t kFew = 128;
     std::sort(all, all + count, std::greater<__int128>());
 }
 
-// The same for any number, digit by digit of the upper half from the last. Equal ones must be in the right order, and
-// remain so.
+// The digits of the upper half, a byte each
 template <class P>
-[[gnu::noinline]] void sort_many(P* all, std::int64_t count, P* other) {
-    constexpr int digits = sizeof(P) / 2, lower = 8 * digits;
+constexpr int kDigits = sizeof(P) / 2;
+
+// The same for any number, digit by digit of the upper half from the last. Equal ones must be in the right order, and
+// remain so. There is room for a count of each value of each digit.
+template <class P>
+[[gnu::noinline]] void sort_many(P* all, std::int64_t count, P* other, std::int64_t (*counts)[256]) {
+    constexpr int digits = kDigits<P>, lower = 8 * digits;
     const auto digit = [](P c, int d) {
         const auto byte = static_cast<std::uint8_t>(c >> (lower + 8 * d));
         return static_cast<std::uint8_t>(d == digits - 1 ? byte ^ 0x7f : ~byte);  // descending, the sign in the first
     };
-    std::int64_t counts[digits][256] = {};
+    std::fill(counts[0], counts[digits], 0);
     for (std::int64_t i = 0; i < count; ++i)
         for (int d = 0; d < digits; ++d) ++counts[d][digit(all[i], d)];
     P *from = all, *to = other;
@@ -280,6 +284,7 @@ struct Room {
     using P = Candidate<C>;
     P *all, *other;
     C* maxima;
+    std::int64_t (*counts)[256];
     std::int64_t most;  // candidates
 
     static std::int64_t candidates(std::int64_t n, std::int64_t k) { return 8 * k > n ? n : std::min(n, 8 * k + 256); }
@@ -289,12 +294,18 @@ struct Room {
     static std::int64_t size_of_maxima(std::int64_t k) {
         return whole_lines((2 * k + kCount<C>)*static_cast<std::int64_t>(sizeof(C)));
     }
-    static std::int64_t bytes(std::int64_t n, std::int64_t k) { return 2 * size_of_all(n, k) + size_of_maxima(k); }
+    static std::int64_t size_of_counts(std::int64_t n, std::int64_t k) {
+        return candidates(n, k) > kFew ? kDigits<P> * static_cast<std::int64_t>(sizeof(*counts)) : 0;
+    }
+    static std::int64_t bytes(std::int64_t n, std::int64_t k) {
+        return 2 * size_of_all(n, k) + size_of_maxima(k) + size_of_counts(n, k);
+    }
 
     Room(const Scratch& scratch, std::int64_t offset, std::int64_t n, std::int64_t k)
         : all(scratch.at<P>(offset)),
           other(scratch.at<P>(offset + size_of_all(n, k))),
           maxima(scratch.at<C>(offset + 2 * size_of_all(n, k))),
+          counts(scratch.at<std::int64_t[256]>(offset + 2 * size_of_all(n, k) + size_of_maxima(k))),
           most(candidates(n, k)) {}
 };
 
@@ -335,7 +346,7 @@ class Best {
         if (count_ <= kFew)
             sort_few(room_.all, count_);
         else
-            sort_many(room_.all, count_, room_.other);
+            sort_many(room_.all, count_, room_.other, room_.counts);
     }
 
     void add(const P* candidates) {

@@ -1,0 +1,129 @@
+"""Compiled kernels in threads with small stacks, such as servers start by the thousand.
+
+Every operator that has one, and every derivative, on the cases of conformance and on the arguments of benchmarks, in a
+process of its own: a stack that is too small ends it.
+"""
+
+import os
+import sys
+
+import pytest
+
+import support
+from tensorops._operator import OPERATORS
+from tensorops.kernels.cpu.derivatives import derivative_of
+
+support.require_native()
+COMPILED = sorted(name for name, operator in OPERATORS.items() if "cpu" in operator.kernels)
+DERIVED = [name for name in COMPILED if derivative_of(name)]
+STACK = 48 * 1024
+SIZES = [(1, 64), (40, 1024)]  # on one thread, and large enough for several
+
+SMALL_STACK = """
+import copy, os, sys, threading
+import numpy as np
+import tensorops as tp
+from tensorops._dispatch import KernelRefusedError
+from tensorops._operator import OPERATORS
+from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.derivatives import derivative_of
+from tensorops.testing import CASES, DTYPES
+from tensorops.testing.workloads import workload
+
+stack, threads, sizes = int(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3])
+tp.configure(num_threads=threads)
+
+
+def every_call(name):
+    for dtype in DTYPES:
+        for case in CASES[name]:
+            if dtype in case.dtypes:
+                yield f"{dtype} {case.name}", *case.build(dtype_name=dtype)
+        for rows, features in sizes:
+            made = workload(name, rows, features, dtype)
+            yield f"{dtype} {rows}x{features}", made.args, made.options
+
+
+def compute(operator, args, options):
+    with tp.set_backend("numpy", providers=["cpu"]), tp.trace() as log:
+        result = operator(*copy.deepcopy(args), **copy.deepcopy(options))
+    assert {record.kernel for record in log} == {"cpu"}, log
+    return result if isinstance(result, tuple) else (result,)
+
+
+def derivative(operator, args, options, results):
+    \"\"\"Return a call of the compiled vector-Jacobian product, whose cotangents are the results themselves.\"\"\"
+    name = operator.__name__
+    known = derivative_of(name)
+    given = operator.canonical(*args, **options)
+    given |= dict(zip(known.results, results)) | dict(zip(known.cotangents, results))
+    values = {each: given[each] for each in known.parameters if each in given}
+    positional = [values.pop(each) for each in known.parameters[: known.positional]]
+
+    def call():
+        found = getattr(_native, known.name)(*positional, **values)
+        return found if isinstance(found, tuple) else (found,)
+
+    return call
+
+
+def in_thread(calls):
+    \"\"\"Return the results of calls in a thread with a small stack.\"\"\"
+    results, errors = [], []
+
+    def run():
+        try:
+            results.extend(call() for call in calls)
+        except BaseException as error:
+            errors.append(error)
+
+    threading.stack_size(stack)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    threading.stack_size(0)
+    if errors:
+        raise errors[0]
+    return results
+
+
+for name in sys.argv[4].split(","):
+    operator, calls, expected, of_derivative = OPERATORS[name], [], [], 0
+    print(name, file=sys.stderr, flush=True)
+    for label, args, options in every_call(name):
+        call = lambda args=args, options=options: compute(operator, args, options)
+        try:
+            results = call()
+        except KernelRefusedError:
+            continue
+        calls.append(call)
+        expected.append(results)
+        if derivative_of(name) is None:
+            continue
+        call = derivative(operator, args, options, results)
+        gradients = call()
+        if gradients == (NotImplemented,):
+            continue
+        of_derivative += 1
+        calls.append(call)
+        expected.append(gradients)
+    found = in_thread(calls)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [a.tobytes() for a in ours if a is not None] == [a.tobytes() for a in theirs if a is not None]
+    print(name, len(calls) - of_derivative, of_derivative)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other smallest stacks")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_kernel_runs_on_a_small_stack(threads):
+    """The threads of OpenMP have such stacks as well."""
+    environment = {"OMP_NUM_THREADS": "2", "OMP_STACKSIZE": f"{STACK}B"} | support.only("numpy")
+    result = support.python(
+        SMALL_STACK, str(STACK), str(threads), repr(SIZES), ",".join(COMPILED), **environment
+    )
+    assert result.returncode == 0, result.stderr
+    counts = {name: (int(forward), int(back)) for name, forward, back in map(str.split, result.stdout.splitlines())}
+    assert sorted(counts) == COMPILED
+    assert [name for name, (forward, _) in counts.items() if forward < 2 * len(SIZES)] == []
+    assert [name for name, (_, back) in counts.items() if back] == DERIVED
