@@ -151,9 +151,13 @@ struct PackedRows {
     const float* columns;
 };
 
-// Some outputs for a number of rows. row(index, buffer) returns a pointer to a row of W, from the `first` on, computed
-// in the buffer if necessary: `buffers` has room for kBlockOutputs of them, `line` bytes apart. Row r of x begins at
-// from(r); put(r, sums) takes its products, and fetch(r) what it needs for that, if it is called.
+// Whether rows of W are computed, by row(index, buffer), which returns the buffer, not where they are, at row(index)
+template <class Row>
+inline constexpr bool kIsComputed = std::is_invocable_v<Row, std::int64_t, float*>;
+
+// Some outputs for a number of rows, from the `first` row of W on. If these are computed, `buffers` has room for
+// kBlockOutputs of them, `line` bytes apart. Row r of x begins at from(r); put(r, sums) takes its products, and
+// fetch(r) what it needs for that, if it is called.
 template <class X, class W, class Row, class From, class Put, class Fetch = NoFetch>
 inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t first, std::int64_t width, const Row& row,
                             char* buffers, std::int64_t line, const From& from, const Put& put,
@@ -162,7 +166,12 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
         FloatPanel<kBlockOutputs>::each_row(count, n, nullptr, row.columns + first * n, from, put, fetch);
     } else {
         const W* w[kBlockOutputs + kTileColumns];
-        for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
+        for (std::int64_t c = 0; c < width; ++c) {
+            if constexpr (kIsComputed<Row>)
+                w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
+            else
+                w[c] = row(first + c);
+        }
         std::fill(w + width, w + kBlockOutputs + kTileColumns, w[width - 1]);  // fills the tile; these are unused
         if constexpr (is_same<X, float> && is_same<W, float>)
             if (count >= kLeastRowsOfPanels && n <= kMostOfPanels)
@@ -178,8 +187,8 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
     }
 }
 
-// x · Wᵀ, where row(index, buffer) returns a pointer to a row of W, computed in the buffer if necessary, and
-// prepare(from, to) converts a row of x to float32; without it, rows of x are used directly.
+// x · Wᵀ, where row is as in outputs_of_rows, and prepare(from, to) converts a row of x to float32; without it, rows of
+// x are used directly.
 //
 // put(row, first, width, sums, member) takes the products of a row of x with some rows of W, at most kBlockOutputs;
 // there is room for as many, and no two members of the team get the same ones. fetch(row, first, width) is called
@@ -207,13 +216,14 @@ void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Pre
     using X = std::conditional_t<kPrepares, float, T>;
     const std::int64_t n = x.length, line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
     const std::int64_t rows = rows_of_chunk(x.count, line);
-    const Scratch scratch(line * (kBlockOutputs * threads + (kPrepares ? rows : 0)));
+    const std::int64_t of_member = kIsComputed<Row> ? line * kBlockOutputs : 0, buffers = of_member * threads;
+    const Scratch scratch(buffers + (kPrepares ? line * rows : 0));
     Interruption* const at = interruption;
     for (std::int64_t begin = 0; begin < x.count; begin += rows) {
         if (at && at->happened()) return;
         const std::int64_t count = std::min(rows, x.count - begin);
         const auto x_row = [&](std::int64_t r) -> const X* {
-            if constexpr (kPrepares) return scratch.at<float>(line * (kBlockOutputs * threads + r));
+            if constexpr (kPrepares) return scratch.at<float>(buffers + line * r);
             return reinterpret_cast<const X*>(x.row(begin + r));
         };
         if constexpr (kPrepares)
@@ -229,7 +239,7 @@ void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Pre
             const std::int64_t from = count * (piece % parts) / parts, to = count * (piece % parts + 1) / parts;
             if (leaves(at, matrix_work(to - from, width, n, sizeof(W)))) return;
             outputs_of_rows<X, W>(
-                to - from, n, first, width, row, scratch.at<char>(line * kBlockOutputs * member), line,
+                to - from, n, first, width, row, scratch.at<char>(of_member * member), line,
                 [&](std::int64_t r) { return x_row(from + r); },
                 [&](std::int64_t r, float* sums) { put(begin + from + r, first, width, sums, member); },
                 [&](std::int64_t r) { fetch(begin + from + r, first, width); });

@@ -39,13 +39,12 @@ void products(const GroupedLinear& grouped) {
         const auto weight = [&op](std::int64_t i) {
             return reinterpret_cast<const W*>(op.weight + i * op.weight_stride);
         };
-        const auto as_it_is = [&](std::int64_t i, float*) { return weight(i); };
         const auto raw_x = [&](std::int64_t r) { return x(s.rows[r]); };
         const auto put = [&](std::int64_t r, const float* sums) {
             store_outputs(y + s.rows[r] * grouped.y_stride + first, sums, op.bias ? bias : nullptr, width);
         };
         if (s.count <= kTileRows || (!kWidensX && !kWidensWeights))
-            return outputs_of_rows<T, W>(s.count, n, index, width, as_it_is, nullptr, 0, raw_x, put);
+            return outputs_of_rows<T, W>(s.count, n, index, width, weight, nullptr, 0, raw_x, put);
         using X = std::conditional_t<kWidensX, float, T>;
         const auto wide_x = [&](std::int64_t r) -> const X* {
             if constexpr (kWidensX) return widened_x(s.place + r);
@@ -59,7 +58,7 @@ void products(const GroupedLinear& grouped) {
             outputs_of_rows<X, float>(s.count, n, index, width, widened,
                                       scratch.at<char>(line * kBlockOutputs * member), line, wide_x, put);
         } else {
-            outputs_of_rows<X, W>(s.count, n, index, width, as_it_is, nullptr, 0, wide_x, put);
+            outputs_of_rows<X, W>(s.count, n, index, width, weight, nullptr, 0, wide_x, put);
         }
     };
     over_batches(grouped.groups, [&](const Batch& batch) {

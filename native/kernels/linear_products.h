@@ -22,7 +22,6 @@ template <class T, class W, class Put, class Fetch = NoFetch>
 void each_product(const Linear& op, int threads, const Put& put, const Fetch& fetch = {}) {
     const std::int64_t n = op.x.length;
     const auto weight = [&op](std::int64_t i) { return reinterpret_cast<const W*>(op.weight + i * op.weight_stride); };
-    const auto as_it_is = [weight](std::int64_t i, float*) { return weight(i); };
     const auto widened = [weight, n](std::int64_t i, float* buffer) {
         convert(weight(i), buffer, n);
         return buffer;
@@ -38,13 +37,13 @@ void each_product(const Linear& op, int threads, const Put& put, const Fetch& fe
         }
     }
     if (op.x.count <= few_rows(op))
-        each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put, fetch);
+        each_product<T, W>(op.x, op.outputs, weight, AsItIs{}, threads, put, fetch);
     else if constexpr (sizeof(T) == 4 && sizeof(W) == 4)
-        each_product<T, W>(op.x, op.outputs, as_it_is, AsItIs{}, threads, put, fetch);
+        each_product<T, W>(op.x, op.outputs, weight, AsItIs{}, threads, put, fetch);
     else if constexpr (sizeof(T) == 4)
         each_product<T, float>(op.x, op.outputs, widened, AsItIs{}, threads, put, fetch);
     else if constexpr (sizeof(W) == 4)
-        each_product<T, float>(op.x, op.outputs, as_it_is, widen_x, threads, put, fetch);
+        each_product<T, float>(op.x, op.outputs, weight, widen_x, threads, put, fetch);
     else
         each_product<T, float>(op.x, op.outputs, widened, widen_x, threads, put, fetch);
 }
