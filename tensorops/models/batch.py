@@ -18,7 +18,7 @@ from tensorops.persistent.ranks import OtherRankError
 
 from .cache import FIRST_CAPACITY, grown
 from .pages import OutOfPagesError, PagedKVCache, assigned
-from .penalties import NONE, Penalties, seen_tokens
+from .penalties import NONE, Penalties
 from .persistent import StepOptions, persistent, step_of
 from .stopping import stop_finder
 
@@ -88,7 +88,7 @@ class Batch:
     on_end : callable, optional
         Called with the number of each sequence that has ended, after its last token was handed over.
     penalties : Penalties, optional
-        Of tokens that a sequence has.
+        Of tokens that a sequence has, and biases.
     stops : tuple of str, optional
         Texts that end a sequence.
     """
@@ -316,8 +316,7 @@ class Batch:
             arrays.append(np.asarray([*drawn, *spare], np.float32))
         if self.penalties:
             texts = [*(token.request.ids[: token.position + 1] for token in tokens), *([] for _ in spare)]
-            vocabulary = self.llama.config.vocab_size
-            arrays.append(np.concatenate([seen_tokens(ids, vocabulary) for ids in texts]))
+            arrays += self.penalties.arrays(texts, self.llama.config.vocab_size)
         following = self._run(size, *tp.to_backend(arrays, self.llama.backend))
         found = zip(tokens, following.tolist(), strict=False)
         return [(token.request, next_id) for token, next_id in found if token.is_last]

@@ -21,10 +21,11 @@ from .mesh import MeshRanks
 from .model_file import read_model
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
-from .penalties import NONE, Penalties, seen_tokens
+from .penalties import NONE, WINDOW, Penalties
 from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
+from .recommended import recommended_sampling
 from .stopping import stop_texts, tokens_until
 from .weights import arrange, frequencies, rope_tensors
 
@@ -73,11 +74,10 @@ def _choose(
     hidden: Array,
     output: Matrix,
     rng: Any,
-    seen: Array | None = None,
+    *others: Array,
 ) -> Array:
     """Return the token that follows the only row of `hidden`, in an array."""
-    found = logits(hidden, output)
-    return choose(found if seen is None else penalties.apply(found, seen), dict(options), ranks, rng)
+    return choose(penalties.apply(logits(hidden, output), *others), dict(options), ranks, rng)
 
 
 def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
@@ -141,6 +141,9 @@ class LanguageModel:
     ----------
     context_length : int
         The most tokens of a text. By default the model's, and may be lowered: caches made after that grow no further.
+    recommended : dict
+        Options of `generate_ids` that the files of `load` recommend: a folder's ``generation_config.json``, or the keys
+        ``general.sampling`` of a GGUF file. Empty if they say nothing about it.
     world_size, mpi_rank : int
         The number of devices or processes that share the network, and that of this one: of a mesh, of the first
         device of this process.
@@ -183,6 +186,7 @@ class LanguageModel:
         backend = backend or default_backend(mesh)
         self.config = config
         self._context_length = config.context_length
+        self.recommended: dict[str, Any] = {}
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
         with self._active:
@@ -259,9 +263,12 @@ class LanguageModel:
             See `LanguageModel`.
         """
         with _connect(mesh, world_size, mpi_rank, backend or default_backend(mesh)).together(LOAD):
-            _, config, tensors, tokenizer = read_model(path)
+            file, config, tensors, tokenizer = read_model(path)
+            recommended = recommended_sampling(file)
         options: dict[str, Any] = {"backend": backend, "compile": compile, "mesh": mesh, "world_size": world_size}
-        return cls(config, tensors, tokenizer, **options, mpi_rank=mpi_rank, precision=precision, kv_dtype=kv_dtype)
+        model = cls(config, tensors, tokenizer, **options, mpi_rank=mpi_rank, precision=precision, kv_dtype=kv_dtype)
+        model.recommended = recommended
+        return model
 
     from_gguf = load
 
@@ -471,6 +478,9 @@ class LanguageModel:
         seed: int | None = None,
         repeat_penalty: float = 1.0,
         presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_last_n: int = WINDOW,
+        logit_bias: Mapping[int, float] | None = None,
         stop: str | Sequence[str] | None = None,
         prompt_cache: PromptCache | None = None,
         on_read: Callable[[int, int], object] | None = None,
@@ -486,13 +496,19 @@ class LanguageModel:
             as many as fit.
         temperature, top_k, top_p, min_p
             As for `tensorops.sample`; temperature 0 chooses the likeliest token. It is the default, unless one of the
-            others is given, which need a temperature: 1 then.
+            others is given, which need a temperature: 1 then. What the model's files recommend is in `recommended`, and
+            counts where it is passed: ``model.generate_ids(ids, **model.recommended)``.
         seed : int, optional
             Makes sampling repeatable.
-        repeat_penalty, presence_penalty : float, optional
-            Lower the logits of tokens that are among the last 64, the prompt's included, as llama.cpp does: logits
-            that are positive are divided by `repeat_penalty`, the others multiplied; `presence_penalty` is then
-            subtracted once. 1 and 0 change nothing.
+        repeat_penalty, presence_penalty, frequency_penalty : float, optional
+            Lower the logits of tokens that are among the last `repeat_last_n`, the prompt's included, as llama.cpp
+            does: logits that are positive are divided by `repeat_penalty`, the others multiplied; then
+            `presence_penalty` is subtracted once, and `frequency_penalty` as often as the token is there. 1, 0 and 0
+            change nothing.
+        repeat_last_n : int, optional
+            -1 for all tokens, as for transformers' ``repetition_penalty``.
+        logit_bias : mapping of int to float, optional
+            Added to the logits of some tokens before that, as OpenAI does; -inf forbids one.
         stop : str or sequence of str, optional
             Texts that end the result: the token that completes one is the last. `generate` leaves the text out. They
             may have control tokens in them, such as ``<|im_start|>``.
@@ -517,9 +533,17 @@ class LanguageModel:
         count = self.count_new_tokens(len(ids), max_new_tokens)
         rng = np.random.default_rng(seed)
         pick = _sampling(temperature, top_k, top_p, min_p) | {"rng": rng}
-        penalties, stops = Penalties(repeat_penalty, presence_penalty), self._stop_texts(stop)
+        penalties = self._penalties(repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, logit_bias)
+        stops = self._stop_texts(stop)
         found = self._continue(ids, count, pick, penalties, prompt_cache or self.new_prompt_cache(), on_read)
         return tokens_until(found, self.tokenizer.bytes_of, stops) if stops and self.tokenizer else found
+
+    def _penalties(
+        self, repeat: float, presence: float, frequency: float, last: int, bias: Mapping[int, float] | None
+    ) -> Penalties:
+        if bias:
+            self._check_ids(list(bias))
+        return Penalties(repeat, presence, frequency, last, tuple(sorted((bias or {}).items())))
 
     def _stop_texts(self, stop: str | Sequence[str] | None) -> tuple[str, ...]:
         stops = stop_texts(stop)
@@ -571,6 +595,9 @@ class LanguageModel:
         seed: int | None = None,
         repeat_penalty: float = 1.0,
         presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_last_n: int = WINDOW,
+        logit_bias: Mapping[int, float] | None = None,
         stop: str | Sequence[str] | None = None,
         max_batch: int = 8,
         max_seq_length: int | None = None,
@@ -589,7 +616,8 @@ class LanguageModel:
             At least one token each.
         max_new_tokens : int, optional
             The most tokens to add to each, 0 or more; by default as many as fit.
-        temperature, top_k, top_p, min_p, seed, repeat_penalty, presence_penalty, stop
+        temperature, top_k, top_p, min_p, seed, repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n,
+        logit_bias, stop
             As for `generate_ids`.
         max_batch : int
             The most sequences at a time.
@@ -626,7 +654,7 @@ class LanguageModel:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
         if max_new_tokens is not None and max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
-        penalties = Penalties(repeat_penalty, presence_penalty)
+        penalties = self._penalties(repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, logit_bias)
         prompts = list(prompts)  # it may be a generator, and is gone through twice
         if not prompts:
             return iter(())
@@ -821,17 +849,17 @@ class LanguageModel:
         with self._scope():
             hidden = hidden if hidden.shape[0] == 1 else hidden[-1:, :]
             choose = partial(_choose, options, penalties, self._logits_of_rank, self._ranks)
-            seen = [self._move(seen_tokens(ids, self.config.vocab_size))] if penalties else []
+            others = self._move(penalties.arrays([ids], self.config.vocab_size))
             if self._compile is None:
-                return choose(hidden, self._output, pick["rng"], *seen)
+                return choose(hidden, self._output, pick["rng"], *others)
             kind = (options, penalties)
             if kind not in self._choosers:
-                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE, *(WHOLE for _ in seen)), WHOLE)
+                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE, *(WHOLE for _ in others)), WHOLE)
                 self._choosers[kind] = self._compile(spread)
             numbers = None
             if pick["temperature"] > 0:  # under a compiler, a generator's numbers would become constants
                 numbers = self._move(pick["rng"].random(1, dtype=np.float32))
-            return self._choosers[kind](hidden, self._output, numbers, *seen)
+            return self._choosers[kind](hidden, self._output, numbers, *others)
 
     def _scope(self) -> AbstractContextManager[None]:
         """Put the model's backend in force, unless it already is; a choice of providers made outside then applies."""

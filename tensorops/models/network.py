@@ -206,12 +206,12 @@ def decode(
         With pages, a table of int32 and shape (batch, pages), and places of int32 and shape (batch * kv_heads,): where
         the key of each head goes among all keys of a block, ``keys`` without its last axis. If blocks differ in heads,
         there are places for each of `kv_head_counts`; if some have states, rows of these follow, of shape (batch,).
-        Then uniform random numbers of float32 and shape (batch,), unless the temperature is 0, and which tokens are
-        penalised, the result of `seen_tokens` for each sequence, if there are penalties.
+        Then uniform random numbers of float32 and shape (batch,), unless the temperature is 0, and what the penalties
+        need, `Penalties.arrays` of all sequences.
     paged : bool
         Whether there are pages.
     penalties : Penalties
-        Of tokens that a sequence has.
+        Of tokens that a sequence has, and biases.
 
     Returns
     -------
@@ -230,7 +230,7 @@ def decode(
     at = xp.reshape(positions, (batch, 1))
     hidden = run_blocks(config, weights, ids, at, cache, batch=batch, ranks=ranks)
     logits = logits_of(config, ranks, hidden, output)
-    tokens = choose(penalties.apply(logits, left.pop(0)) if penalties else logits, pick, ranks, numbers)
+    tokens = choose(penalties.apply(logits, *left), pick, ranks, numbers)
     return xp.astype(tokens, ids.dtype, copy=False), cache.keys, cache.values
 
 

@@ -174,7 +174,7 @@ def step_of(llama: LanguageModel, options: StepOptions) -> Callable[..., Any]:
     else:
         paged, penalties = options.page_size is not None, options.penalties
         step = partial(decode, *sizes, options.pick, paged=paged, penalties=penalties)
-        own = [WHOLE, WHOLE, HEADS, HEADS, *[WHOLE] * 2 * paged, *numbers, *[WHOLE] * bool(penalties)]
+        own = [WHOLE, WHOLE, HEADS, HEADS, *[WHOLE] * 2 * paged, *numbers, *[WHOLE] * penalties.count]
     return partial(ranks.spread(step, (*axes, *own), results), *given)
 
 
@@ -214,8 +214,7 @@ def _example(llama: LanguageModel, options: StepOptions, capacity: int) -> list[
         )
         places = pages.step((), -(-capacity // options.page_size), options.batch)  # of no sequence
         ids, positions, *nowhere = integers(tokens, *places)
-        seen = np.zeros((options.batch, llama.config.vocab_size), np.float32)
-        penalised = llama._move([seen]) if options.penalties else []
+        penalised = llama._move(options.penalties.arrays([()] * options.batch, llama.config.vocab_size))
         return [ids, positions, pages.keys, pages.values, *nowhere, *numbers, *penalised]
     cache = llama.new_cache(capacity)
     where = [[0], [1]] if options.mode == "prefill" else [[0]]

@@ -20,7 +20,7 @@ import tensorops as tp
 from llama_reference import float64_logits
 from make_gguf import write_llama
 from tensorops.models import LanguageModel, LlamaConfig, open_gguf
-from tensorops.models.penalties import WINDOW, Penalties, seen_tokens
+from tensorops.models.penalties import WINDOW, Penalties
 from tensorops.models.stopping import stop_texts, tokens_until, until
 
 CONFIG = LlamaConfig(
@@ -66,57 +66,101 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ---------------------------------------------------------------------------------------------- penalties
 
 
-def expected(model: LanguageModel, ids: list[int], count: int, repeat: float, presence: float) -> list[int]:
-    """Continue a text greedily, from the definition of the penalties, with one logit after the other."""
-    text = list(ids)
-    for _ in range(count):
-        logits = np.asarray(model(text), np.float64)[-1]
-        for token in set(text[-64:]):
-            logits[token] = logits[token] / repeat if logits[token] > 0 else logits[token] * repeat
-            logits[token] -= presence
-        text.append(int(logits.argmax()))
-    return text[len(ids) :]
+def penalized(logits: np.ndarray, text: list[int], options: dict[str, Any]) -> np.ndarray:
+    """Logits by the definition, one after the other in float64."""
+    found = np.asarray(logits, np.float64).copy()
+    last = options.get("repeat_last_n", 64)
+    window = text if last == -1 else text[max(len(text) - last, 0) :]
+    repeat = options.get("repeat_penalty", 1.0)
+    for token in range(len(found)):
+        found[token] += options.get("logit_bias", {}).get(token, 0.0)
+        if count := window.count(token):
+            found[token] = found[token] / repeat if found[token] > 0 else found[token] * repeat
+            found[token] -= options.get("presence_penalty", 0.0) + count * options.get("frequency_penalty", 0.0)
+    return found
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"repeat_penalty": 1.3},
+    {"presence_penalty": 2.0},
+    {"repeat_penalty": 1.5, "presence_penalty": 0.5},
+    {"frequency_penalty": 0.7, "repeat_last_n": 5},
+    {"repeat_penalty": 1.2, "logit_bias": {17: 3.0, 250: -2.5, 9: float("-inf")}, "repeat_last_n": -1},
+    {"logit_bias": {17: 6.0}},
+]
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("repeat", "presence"), [(1.3, 0.0), (1.0, 2.0), (1.5, 0.5)])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_penalties_are_those_of_the_definition(
-    path: Path, model: LanguageModel, backend: str, repeat: float, presence: float
+    path: Path, model: LanguageModel, backend: str, options: dict[str, Any]
 ) -> None:
     support.require(BACKENDS[backend])
     compile_ = pytest.importorskip("jax").jit if backend == "jax" else None
     other = endless(LanguageModel.load(path, backend, compile=compile_))
-    found = list(other.generate_ids(IDS, max_new_tokens=8, repeat_penalty=repeat, presence_penalty=presence))
-    assert found == expected(model, IDS, 8, repeat, presence)
+    found, text = list(other.generate_ids(IDS, max_new_tokens=8, **options)), list(IDS)
+    for _ in range(8):
+        text.append(int(penalized(np.asarray(model(text))[-1], text, options).argmax()))
+    assert found == text[len(IDS) :]
     assert found != list(other.generate_ids(IDS, max_new_tokens=8))
+    batched = [token for _, token in other.generate_batch([IDS], max_new_tokens=8, **options)]
+    assert batched == found
 
 
-def test_tokens_before_the_window_are_not_penalized() -> None:
-    ids = [3, *([4] * (WINDOW - 1)), 5]
-    seen = seen_tokens(ids, 8)
-    assert np.flatnonzero(seen).tolist() == [4, 5]
-    logits = np.asarray([[1.0, 1.0, 1.0, 1.0, 2.0, -2.0, 1.0, 1.0]], np.float32)
-    found = Penalties(2.0, 0.5).apply(logits, seen)
-    np.testing.assert_array_equal(found, [[1.0, 1.0, 1.0, 1.0, 0.5, -4.5, 1.0, 1.0]])
+def test_penalties_of_texts_side_by_side_are_their_own() -> None:
+    rng = np.random.default_rng(7)
+    texts = [[3, *([4] * 70), 5], [5, 5, 1], []]
+    logits = rng.standard_normal((3, 8)).astype(np.float32)
+    options = {"repeat_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {5: -1.0}}
+    found = Penalties(2.0, 0.5, 0.25, WINDOW, ((5, -1.0),))
+    expected = [penalized(row, text, options) for row, text in zip(logits, texts, strict=True)]
+    np.testing.assert_allclose(found.apply(logits, *found.arrays(texts, 8)), expected, rtol=1e-6)
+    assert expected[0][3] == logits[0, 3]  # before the window
 
 
-def test_penalties_are_llama_cpps() -> None:
+def test_steps_without_python_have_penalties(path: Path) -> None:
+    support.require_provider("cpu")
+    model = endless(LanguageModel.load(path, "cpu"))
+    options = {"frequency_penalty": 0.7, "logit_bias": {17: 3.0}}
+    found = dict.fromkeys(range(2), 0)
+    for number, _ in model.generate_batch([IDS, IDS[:3]], max_new_tokens=6, **options):
+        found[number] += 1
+    assert found == {0: 6, 1: 6}
+    assert {type(step).__name__ for step in model._batch_steps.values()} == {"ModelStep"}
+
+
+def test_repetition_penalties_are_those_of_transformers() -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    ids, logits = [int(i) for i in rng.integers(0, 50, 90)], rng.standard_normal((1, 50)).astype(np.float32)
+    theirs = transformers.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([ids]), torch.from_numpy(logits.copy()))
+    ours = Penalties(1.7, last=-1)
+    np.testing.assert_allclose(ours.apply(logits, *ours.arrays([ids], 50)), theirs.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("last", [0, 5, 64, -1])
+def test_penalties_are_llama_cpps(last: int) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     rng = np.random.default_rng(4)
     size, ids = 50, [int(i) for i in rng.integers(0, 50, 90)]
     logits = rng.standard_normal((1, size)).astype(np.float32)
-    sampler = llama_cpp.llama_sampler_init_penalties(size, 64, 1.7, 0.0, 0.3)
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    bias = (llama_cpp.llama_logit_bias * 2)((ids[-1], 2.5), (7, -1.0))
+    llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_logit_bias(size, 2, bias))
+    window = len(ids) if last == -1 else last  # programs resolve -1 before they make a sampler
+    llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_penalties(size, window, 1.7, 0.2, 0.3))
     for token in ids:
-        llama_cpp.llama_sampler_accept(sampler, token)
+        llama_cpp.llama_sampler_accept(chain, token)
     data = (llama_cpp.llama_token_data * size)()
     for i in range(size):
         data[i] = llama_cpp.llama_token_data(id=i, logit=float(logits[0, i]), p=0.0)
     candidates = llama_cpp.llama_token_data_array(data=data, size=size, selected=-1, sorted=False)
-    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(candidates))
+    llama_cpp.llama_sampler_apply(chain, ctypes.byref(candidates))
     theirs = [[candidates.data[i].logit for i in range(size)]]
-    llama_cpp.llama_sampler_free(sampler)
-    np.testing.assert_allclose(Penalties(1.7, 0.3).apply(logits, seen_tokens(ids, size)), theirs, rtol=1e-6)
+    llama_cpp.llama_sampler_free(chain)
+    ours = Penalties(1.7, 0.3, 0.2, last, ((ids[-1], 2.5), (7, -1.0)))
+    np.testing.assert_allclose(ours.apply(logits, *ours.arrays([ids], size)), theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +169,10 @@ def test_penalties_are_llama_cpps() -> None:
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0, expected a positive number"),
         ({"repeat_penalty": float("inf")}, "repeat_penalty is inf"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan, expected a finite number"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty is inf, expected a finite number"),
+        ({"repeat_last_n": -2}, "repeat_last_n is -2, expected a number of tokens, or -1 for all"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias of token 5 is nan, expected a finite number or -inf"),
+        ({"logit_bias": {-1: 1.0}}, "token id -1 is outside the vocabulary of 269 tokens"),
         ({"stop": ["a", ""]}, "stop has an empty text"),
         ({"stop": "a\udc80"}, r"stop has a lone surrogate, U\+DC80, at 1: it is no character"),
     ],

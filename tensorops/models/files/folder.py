@@ -37,7 +37,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["open_folder"]
+__all__ = ["open_folder", "read_json"]
 
 Stored = Tensor | ComputedTensor
 WHOLE = "model.safetensors"  # the file of a model that is not split
@@ -132,7 +132,7 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._outer = _read_json(path)
+        self._outer = read_json(path)
         text = self._outer.get("text_config")  # of a network that sees images, too
         self._written = text if isinstance(text, dict) else self._outer
         model_type = str(self._written.get("model_type", self._outer.get("model_type")))
@@ -350,7 +350,7 @@ def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
     """Return the tensors of a model by their names in its folder, which may have other files with tensors."""
     index, files = folder / f"{WHOLE}.index.json", [WHOLE]
     if os.path.lexists(index):
-        places = _read_json(index).get("weight_map")
+        places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
             raise GGUFError(str(index), "weight_map", "missing, or not names of files")
         files = sorted(set(places.values()))
@@ -383,7 +383,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor | Raw]]:
             raise GGUFError(str(path), f"tensor {name}", f"dtype {dtype} is not supported, only {known}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_whole(path, LARGEST_JSON))
     except GGUFError:
