@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 from tensorops._messages import installing
 
@@ -11,6 +12,8 @@ INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 
 def main() -> None:
     """Run the command line; if packages are missing, say how to install them."""
+    if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # models write characters that latin-1 does not have
     try:
         from tensorops.cli._app import app
     except ImportError as error:

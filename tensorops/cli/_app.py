@@ -19,8 +19,11 @@ COMMANDS = {
     "config": "Show the configuration, or change its file and show the result.",
     "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
     "doctor": "Examine the installation, the configuration and every backend; say how to fix what is missing.",
+    "embed": "Write TEXTS as vectors: the features of a language model, a line of JSON for each text.",
     "generate": "Continue PROMPT, where - is standard input; the text streams to standard output.",
     "models": "List what loads as a language model, or describe PATH, a GGUF file or a folder; or say why it does not.",
+    "perplexity": "Measure how well a language model predicts the text of FILE, where - is standard input.",
+    "run": "Talk with a language model, or with a PROMPT have one reply to it; as `ollama run`.",
     "selftest": "Compare every operator on every backend that computes here with its float64 reference.",
 }
 """The subcommands, and the first sentence of their help. Each is in the module with its name."""

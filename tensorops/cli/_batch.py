@@ -60,6 +60,7 @@ def write(network: LanguageModel, texts: list[Text], name: str, max_batch: int, 
         return
     count, seconds = sum(len(text.added) for text in right), time.perf_counter() - watch.started
     rate = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s with the prompts"
+    rate += f"; seed {options['seed']}" if options.get("seed") is not None else ""
     messages.print(f"[dim]{name}: {len(right)} texts, {rate}[/]")
     if wrong := len(texts) - len(right):
         raise click.ClickException(f'{wrong} of {len(texts)} lines could not be continued: see "error" in theirs')

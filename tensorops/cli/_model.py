@@ -127,11 +127,6 @@ class Stopwatch:
         return self.stamps[0] - self.started if self.stamps else float("nan")
 
     @property
-    def speed(self) -> str:
-        """The words about that rate, or none for fewer than two tokens."""
-        return f"{self.tokens_per_second:.1f} tokens/s" if len(self.stamps) > 1 else ""
-
-    @property
     def tokens_per_second(self) -> float:
         """The median rate of the tokens after the first; NaN for fewer than two."""
         gaps = sorted(b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import sys
 import warnings
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tensorops._display import Table, printable, printable_lines, without_controls, wrapped
-from tensorops._messages import nearest
+from tensorops._messages import describe_error, nearest
 from tensorops.backends.registry import all_backends, resolve
 from tensorops.libraries import Backend
 
@@ -37,12 +38,14 @@ def escape(text: object) -> str:
 
 def write(text: str) -> None:
     """Write a text of a model to standard output: a terminal gets no control characters, a pipe all bytes."""
-    click.echo(without_controls(text) if sys.stdout.isatty() else text, nl=False)
+    sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)  # click would write UTF-8 where it is not
+    sys.stdout.flush()
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
     """Write a line of JSON to standard output, without the control characters that JSON allows."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, ensure_ascii=not is_unicode, indent=indent)
     click.echo(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
@@ -84,14 +87,17 @@ def warn(text: object) -> None:
 
 
 def checked_text(value: str) -> str:
-    """Refuse text that is empty or not UTF-8: its bytes reach Python as characters that no encoder accepts."""
+    """Refuse text that is empty or not UTF-8: its bytes reach Python as characters that no encoder accepts.
+
+    Where Python takes the language's encoding for ASCII, as with LC_ALL=C, the bytes of all other characters do.
+    """
     if not value:
         raise ValueError("the text is empty")
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} of {value!r:.80} is not UTF-8") from None
-    return value
+        return value.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        place = next(i for i, character in enumerate(value) if "\ud800" <= character <= "\udfff")
+        raise ValueError(f"character {place} of {value!r:.80} is not UTF-8") from None
 
 
 def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -100,6 +106,31 @@ def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
         return checked_text(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
+def content_of(path: Path, name: str) -> str:
+    """Return the text of a file, or of standard input for -; bytes that are not UTF-8 are kept as surrogates."""
+    try:
+        with click.open_file(str(path), "rb") as stream:
+            return str(stream.read().decode("utf-8-sig", "surrogateescape"))
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {describe_error(error)}", param_hint=name) from None
+
+
+def text_of(path: Path, name: str) -> str:
+    """Return the text of a file without the end of its last line; refuse what is not text."""
+    try:
+        return checked_text(content_of(path, name).removesuffix("\n").removesuffix("\r"))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=name) from None
+
+
+def lines_of(path: Path, name: str) -> list[str]:
+    """Return the lines of a file that are not blank."""
+    return [line for line in content_of(path, name).splitlines() if line.strip()]
 
 
 def finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -196,11 +227,38 @@ def warnings_told(category: type[Warning] = UserWarning) -> Iterator[None]:
         warn(warning.message)
 
 
+class ModelPath(click.Path):
+    """The path of a model; an error says how to get one of a name that is none."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.path.exists(value):  # noqa: PTH110 - which may be bytes
+            self.fail(_no_path(os.fspath(value)), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _no_path(name: str) -> str:
+    is_file = name.endswith((".gguf", ".safetensors", ".bin", ".json"))
+    if not is_file and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        folder = name.rpartition("/")[2]
+        remedy = (
+            f"one of huggingface.co, `hf download {name} --local-dir {folder}` fetches its files: then pass {folder}"
+        )
+    elif not is_file and re.fullmatch(r"[\w-][\w.-]*(:[\w.-]+)?", name):
+        remedy = f"one of ollama's, pass the GGUF file that `ollama show {name} --modelfile` has after FROM"
+    else:
+        return f"Path {click.format_filename(name)!r} does not exist."
+    return f"{name} is not here, and names are not looked up: if it is {remedy}"
+
+
 def model_option(command: C) -> C:
     """Add the option of commands that run a language model."""
     return click.option(
+        "-m",
         "--model",
-        type=click.Path(exists=True, path_type=Path),
+        type=ModelPath(),
         envvar="TENSOROPS_MODEL",
         show_envvar=True,  # in errors as well
         help="A GGUF file or a folder of Hugging Face; by default SmolLM2-135M-Instruct, downloaded once.",

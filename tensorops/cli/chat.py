@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from tensorops._messages import describe_error
+from tensorops._messages import describe_error, nearest
 from tensorops.cli import _model
+from tensorops.cli._continuation import Continuation
 from tensorops.cli._memory import shortage_told
-from tensorops.cli._model_options import network_options, sampling, sampling_options
-from tensorops.cli._options import checked_text, escape, messages, model_path, text, write
-from tensorops.cli._progress import ReadingBar
-from tensorops.libraries import Backend
+from tensorops.cli._model_options import NetworkOptions, generation_options, sampling
+from tensorops.cli._options import ModelPath, checked_text, escape, messages, text, write
 
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel, PromptCache
 
 HELP = """\
-/reset      begin a new conversation
-/save FILE  write the messages to a file, as JSON
-/help       list these commands
-/exit       end, as Ctrl-D does; Ctrl-C ends a reply"""
+/reset, /clear     begin a new conversation
+/undo              forget the last message and its reply
+/regen             reply to the last message anew
+/set NAME VALUE    change an option, such as temperature, seed or system; /set shows all
+/save FILE         write the messages to a file, as JSON
+/load FILE         go on with the messages in such a file
+/help              list these commands
+/exit, /bye        end, as Ctrl-D does; Ctrl-C ends a reply
+Lines between \"\"\" and \"\"\", or after a line that ends with a backslash, are one message."""
 FULL = "/reset begins a new conversation"
-PROMPT = "> "
+PROMPT, CONTINUED = "> ", ". "
+QUOTES = '"""'
 INSTEAD = (
     "`tensorops generate` continues texts with it; for conversations, take the variant of the model that was trained "
     "to follow instructions (Instruct, Chat, it)"
@@ -44,21 +48,15 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command()
-@click.argument("model", type=click.Path(exists=True, path_type=Path), envvar="TENSOROPS_MODEL", required=False)
+@click.argument("named", type=ModelPath(), required=False, metavar="[MODEL]")
 @click.option(
     "--system", callback=optional_text, metavar="TEXT", help="What the model is told before the conversation."
 )
-@network_options
-@sampling_options
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="End replies after this many tokens.")
+@generation_options
 def chat(
-    model: Path | None,
+    named: Path | None,
+    how: NetworkOptions,
     system: str | None,
-    backend: Backend | None,
-    precision: str,
-    kv_dtype: str,
-    context_length: int | None,
-    max_new_tokens: int | None,
     **given: Any,
 ) -> None:
     """Talk with a language model: MODEL is a GGUF file or a folder, by default SmolLM2-135M-Instruct.
@@ -66,18 +64,19 @@ def chat(
     Replies stream to standard output; standard error says how fast, and how much of the context is used. /help lists
     the commands of a conversation. Lines of standard input that is no terminal are messages as well.
     """
-    chosen = _model.choose_backend(backend)
-    path = model_path(model)
-    network = _model.load(path, chosen, 1, context_length, precision=precision, kv_dtype=kv_dtype)
+    if named and click.get_current_context().get_parameter_source("model") == ParameterSource.COMMANDLINE:
+        raise click.UsageError("give MODEL or --model")
+    chosen = _model.choose_backend(how.backend)
+    path, network = replace(how, model=named or how.model).load(chosen)
     _model.require_template(network, path, INSTEAD)
-    conversation = Conversation(network, system, max_new_tokens, sampling(given))
+    conversation = Conversation(network, system, given)
     conversation.check()
-    read_line: Callable[[], str | None] = piped
+    ask: Callable[[str], str] = piped
     if sys.stdin.isatty() and sys.stdout.isatty():
-        read_line = terminal()
+        ask = line_editor()
         note(f"{click.format_filename(path.name)} on {chosen.name}; /help lists the commands, Ctrl-D ends")
-    while (line := read_line()) is not None:
-        if not obey_or_answer(conversation, line.strip()):
+    while (message := read_message(ask)) is not None:
+        if not obey_or_answer(conversation, message.strip()):
             return
 
 
@@ -94,20 +93,42 @@ class Conversation:
 
     network: LanguageModel
     system: str | None  # what the model is told before the conversation
-    max_new_tokens: int | None  # of a reply
-    options: dict[str, Any]  # of `LanguageModel.generate_ids`
+    given: dict[str, Any]  # options of `LanguageModel.generate_ids`, and None for those that are not
     messages: list[dict[str, str]] = field(init=False)
-    used: int = field(init=False)  # how many tokens of the context the last message and its reply took up to
+    options: dict[str, Any] = field(init=False)  # all that apply, with the seed of the next reply
     kept: PromptCache = field(init=False)
 
     def __post_init__(self) -> None:
         self.kept = self.network.new_prompt_cache()
+        self.options = sampling(self.given, self.network)
         self.reset()
 
     def reset(self) -> None:
         """Forget all messages; what new ones have in common with the old ones is not read again."""
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        self.used = 0
+
+    def tell(self, system: str) -> None:
+        """Change what the model is told before the conversation."""
+        self.system = system
+        others = [message for message in self.messages if message["role"] != "system"]
+        self.messages = [{"role": "system", "content": system}, *others]
+
+    def set(self, name: str, value: Any) -> None:
+        """Change an option."""
+        self.given[name] = value
+        seed = self.options["seed"]
+        self.options = sampling(self.given, self.network)
+        if name != "seed" and seed is not None and self.options["seed"] is not None:
+            self.options["seed"] = seed
+
+    def undo(self) -> str | None:
+        """Forget the last message and its reply, and return it; None if there is none."""
+        place = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if place is None:
+            return None
+        message = self.messages[place]["content"]
+        del self.messages[place:]
+        return message
 
     def check(self) -> None:
         """Refuse a template that fails, as some do with a system message."""
@@ -117,102 +138,114 @@ class Conversation:
         except ValueError as error:
             raise click.ClickException(str(error)) from None
 
-    def reply(
-        self, message: str, watch: _model.Stopwatch, is_stopped: Callable[[], bool], bar: ReadingBar
-    ) -> Iterator[str]:
-        """Yield the model's reply to a message, and add both to the conversation.
+    def begin(self, message: str) -> Continuation:
+        """Return the reply to a message, of which nothing is written yet.
 
         Raises
         ------
         RefusalError
             There is no room for a reply, or the template fails.
         """
-        tokenizer = self.network.tokenizer
-        assert tokenizer is not None
-        self.messages.append({"role": "user", "content": message})
-        said: list[str] = []
-        try:
-            ids = self._encoded()
-            for piece in self._pieces(ids, watch, is_stopped, bar):
-                said.append(piece)
-                yield piece
-        finally:
-            if said:
-                self.messages.append({"role": "assistant", "content": "".join(said)})
-                self.used = len(ids) + len(watch.stamps)
-            else:
-                self.messages.pop()
-
-    def _encoded(self) -> list[int]:
         assert self.network.tokenizer is not None
         try:
-            ids = self.network.tokenizer.encode_prompt(self.messages)
+            ids = self.network.tokenizer.encode_prompt([*self.messages, {"role": "user", "content": message}])
         except ValueError as error:
             raise RefusalError(str(error)) from None
-        if len(ids) >= self.network.context_length:
-            limit = self.network.context_length
+        limit = self.network.context_length
+        if (room := limit - len(ids)) < 1:
             raise RefusalError(f"the conversation has {len(ids)} tokens, and the context {limit}: {FULL}")
-        return ids
+        most = self.options["max_new_tokens"]
+        options = {**self.options, "max_new_tokens": room if most is None else min(room, most)}
+        return Continuation(self.network, ids, self.kept, options)
 
-    def _pieces(
-        self, ids: list[int], watch: _model.Stopwatch, is_stopped: Callable[[], bool], bar: ReadingBar
-    ) -> Iterator[str]:
-        def stop_reading(done: int, total: int) -> None:
-            bar(done, total)
-            if is_stopped():
-                raise RefusalError("stopped before the message was read")
-
-        tokenizer = self.network.tokenizer
-        assert tokenizer is not None
-        room = self.network.context_length - len(ids)
-        most = room if self.max_new_tokens is None else min(room, self.max_new_tokens)
-        tokens = self.network.generate_ids(
-            ids, max_new_tokens=most, prompt_cache=self.kept, on_read=stop_reading, **self.options
-        )
-        heard = itertools.takewhile(lambda _: not is_stopped(), watch.watch(tokens))
-        return tokenizer.stream(heard, stop=self.options["stop"])
+    def add(self, message: str, reply: str) -> None:
+        """Add a message with its reply; the next one has another seed."""
+        self.messages += [{"role": "user", "content": message}, {"role": "assistant", "content": reply}]
+        if self.options["seed"] is not None:
+            self.options["seed"] += 1
 
 
-def obey_or_answer(conversation: Conversation, line: str) -> bool:
-    """Do what a line says, a command or a message; return whether the conversation goes on."""
-    command, _, argument = line.partition(" ")
-    if command == "/exit":
+def obey_or_answer(conversation: Conversation, message: str) -> bool:
+    """Do what a message says, a command or not; return whether the conversation goes on."""
+    command, _, argument = message.partition(" ")
+    argument = argument.strip()
+    if command in ("/exit", "/bye"):
         return False
-    if command == "/reset":
+    if command in ("/reset", "/clear"):
         conversation.reset()
     elif command == "/help":
         click.echo(HELP, err=True)
-    elif command == "/save":
-        save(conversation, argument.strip())
+    elif command in ("/undo", "/regen"):
+        if (last := conversation.undo()) is None:
+            note("there is no message")
+        elif command == "/regen":
+            answer(conversation, last)
+    elif command == "/set":
+        set_option(conversation, argument.removeprefix("parameter "))
+    elif command in ("/save", "/load"):
+        if not argument:
+            note(f"{command} needs the name of a file")
+        else:
+            (save if command == "/save" else load)(conversation, argument)
     elif command.startswith("/"):
         note(f"there is no command {command}: /help lists them")
-    elif line:
-        answer(conversation, line)
+    elif message:
+        answer(conversation, message)
     return True
 
 
 def answer(conversation: Conversation, message: str) -> None:
     """Write the reply to a message; standard error then says how fast, and how much of the context is used."""
-    watch = _model.Stopwatch()
+    said: list[str] = []
     try:
-        with interrupts_noted() as is_stopped, shortage_told(), ReadingBar() as bar:
-            for piece in conversation.reply(checked_text(message), watch, is_stopped, bar):
+        message = checked_text(message)
+        reply = conversation.begin(message)
+        with shortage_told():
+            for piece in reply.pieces():
+                said.append(piece)
                 write(piece)
     except (RefusalError, ValueError) as error:
         note(str(error))
         return
+    finally:
+        if said:
+            conversation.add(message, "".join(said))
+    if reply.is_interrupted and not reply.added:
+        note("stopped before the message was read")
+        return
     click.echo()
-    limit = conversation.network.context_length
-    full = f"; the context is full: {FULL}" if conversation.used >= limit else ""
-    speed = f", {watch.speed}" if watch.speed else ""
-    note(f"{len(watch.stamps)} tokens{speed}; context {conversation.used} of {limit} tokens{full}")
+    parts = [f"first after {reply.watch.seconds_to_first:.2f} s"] if reply.added else []
+    if (seed := reply.options["seed"]) is not None:
+        parts.append(f"seed {seed}")
+    used = f"context {len(reply.ids) + len(reply.added)} of {conversation.network.context_length} tokens"
+    note(f"{reply.summary()}; {', '.join([*parts, used])}{f': {FULL}' if reply.is_full else ''}")
+
+
+def set_option(conversation: Conversation, words: str) -> None:
+    """Change an option, as on the command line; without any, show all."""
+    name, _, value = words.partition(" ")
+    name, value = name.lower().replace("-", "_"), value.strip()
+    # Those of the command line, which check values
+    options = {str(each.name): each for each in chat.params if each.name in conversation.given}
+    options |= {alias.lstrip("-"): each for each in options.values() for alias in each.opts}
+    if not words:
+        note(", ".join(f"{key} {found!r}" for key, found in conversation.options.items() if found not in (None, ())))
+    elif not value or name not in ("system", *options):
+        known = sorted({"system", *conversation.given})
+        note(f"/set NAME VALUE, where NAME is one of {', '.join(known)}{nearest(name, known)}")
+    elif name == "system":
+        conversation.tell(value)
+    else:
+        option = options[name]
+        try:
+            given = (value,) if option.multiple else value
+            conversation.set(str(option.name), option.process_value(click.get_current_context(), given))
+        except click.BadParameter as error:
+            note(error.message)
 
 
 def save(conversation: Conversation, name: str) -> None:
     """Write the messages to a file."""
-    if not name:
-        note("/save needs the name of a file")
-        return
     try:
         content = json.dumps(conversation.messages, ensure_ascii=False, indent=1)
         Path(name).expanduser().write_text(content + "\n", encoding="utf-8")
@@ -222,59 +255,68 @@ def save(conversation: Conversation, name: str) -> None:
         note(f"{len(conversation.messages)} messages are in {name}")
 
 
+def load(conversation: Conversation, name: str) -> None:
+    """Go on with the messages in a file."""
+    assert conversation.network.tokenizer is not None
+    try:
+        found = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+        if not isinstance(found, list):
+            raise ValueError("no list of messages")
+        conversation.network.tokenizer.apply_chat_template(found)
+    except (OSError, ValueError, RecursionError) as error:
+        note(f"{name} cannot be used: {describe_error(error)}")
+    else:
+        conversation.messages = found
+        note(f"{len(found)} messages of {name}")
+
+
 def note(words: str) -> None:
     """Say something about the conversation."""
     messages.print(f"[dim]{escape(words)}[/]", soft_wrap=True, highlight=False)
 
 
-@contextmanager
-def interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Note Ctrl-C instead of raising, so that no step of the network is cut in two; the second one raises."""
-    pressed: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        pressed.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 # ------------------------------------------------------------------------------------------------------- input
 
 
-def piped() -> str | None:
-    """Return the next line of standard input, or None at its end; bytes that are not UTF-8 are kept as surrogates."""
-    line = sys.stdin.buffer.readline()
-    return line.decode("utf-8", "surrogateescape") if line else None
-
-
-def terminal() -> Callable[[], str | None]:
-    """Return a function that asks for a line on a terminal, with editing and history, until Ctrl-D."""
-    ask = line_editor()
-
-    def read_line() -> str | None:
-        try:
-            return ask()
-        except EOFError:
+def read_message(ask: Callable[[str], str]) -> str | None:
+    """Return a message of one or more lines, or None at the end of standard input."""
+    lines: list[str] = []
+    try:
+        lines.append(ask(PROMPT))
+        if lines[0].lstrip().startswith(QUOTES):
+            lines[0] = lines[0].lstrip().removeprefix(QUOTES)
+            while not lines[-1].rstrip().endswith(QUOTES):
+                lines.append(ask(CONTINUED))
+            lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+            return "\n".join(lines)
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1].removesuffix("\\")
+            lines.append(ask(CONTINUED))
+    except EOFError:
+        if not lines:
             return None
-        except KeyboardInterrupt:
-            note("Ctrl-D or /exit ends the conversation")
-            return ""
+    except KeyboardInterrupt:
+        if ask is piped:
+            raise
+        note("Ctrl-D or /exit ends the conversation")
+        return ""
+    return "\n".join(lines)
 
-    return read_line
+
+def piped(_: str) -> str:
+    """Return the next line of standard input; bytes that are not UTF-8 are kept as surrogates."""
+    if not (line := sys.stdin.buffer.readline()):
+        raise EOFError
+    return line.decode("utf-8", "surrogateescape").rstrip("\r\n")
 
 
-def line_editor() -> Callable[[], str]:
+def line_editor() -> Callable[[str], str]:
     """Return prompt_toolkit's line editor, or else Python's, which has a history where there is readline."""
     try:
         from prompt_toolkit import PromptSession
     except ImportError:
         with suppress(ImportError):  # Windows has none
             import readline  # noqa: F401 - `input` then uses it
-        return lambda: input(PROMPT)
+        return input
     session: PromptSession[str] = PromptSession()
-    return lambda: session.prompt(PROMPT)
+    return session.prompt

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +13,12 @@ import click
 from click.core import ParameterSource
 
 from tensorops import set_backend
-from tensorops._messages import describe_error
 from tensorops._providers import GENERIC
-from tensorops.cli import _batch, _model, _prompt_file
+from tensorops.cli import INTERRUPTED, _batch, _model, _prompt_file
+from tensorops.cli._continuation import Continuation
 from tensorops.cli._memory import require_cache, shortage_told
-from tensorops.cli._model_options import network_options, sampling, sampling_options
-from tensorops.cli._options import checked_text, messages, model_option, model_path, text, write, write_json
-from tensorops.cli._progress import ReadingBar
-from tensorops.libraries import Backend
+from tensorops.cli._model_options import NetworkOptions, generation_options, sampling
+from tensorops.cli._options import TEXT_FILE, lines_of, messages, text, text_of, write, write_json
 
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel, PromptCache
@@ -38,8 +35,7 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 
 @click.command()
 @click.argument("prompt", callback=optional_text, required=False)
-@network_options
-@sampling_options
+@generation_options
 @click.option("--bodies", is_flag=True, help="Compute by the operators' generic bodies, without kernels.")
 @click.option(
     "--tensor-parallel",
@@ -51,25 +47,20 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @click.option(
     "--file",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=TEXT_FILE,
     help="Continue the text of a file; - is standard input.",
 )
 @click.option(
     "--batch",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=TEXT_FILE,
     help="Continue every line of a text file, several at a time; writes a line of JSON for each, in order.",
 )
 @click.option("--max-batch", type=click.IntRange(min=1), default=8, show_default=True, help="How many lines at a time.")
 @click.option(
-    "--max-new-tokens",
-    type=click.IntRange(min=1),
-    help="Stop after this many; by default at the end of the text, or when the model's context is full.",
-)
-@click.option(
     "--samples",
     type=click.IntRange(min=1),
     default=1,
-    help="Write N continuations, with the seed and those after it; by default with seeds at random.",
+    help="Write N continuations, with the seed and those after it.",
     metavar="N",
 )
 @click.option(
@@ -84,15 +75,9 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
     metavar="N",
     help="With --json, add the log probabilities of the tokens, and of the N likeliest ones at each place.",
 )
-@model_option
 def generate(
     prompt: str | None,
-    backend: Backend | None,
-    precision: str,
-    kv_dtype: str,
-    context_length: int | None,
-    model: Path | None,
-    max_new_tokens: int | None,
+    how: NetworkOptions,
     chat: bool,
     bodies: bool,
     tensor_parallel: int,
@@ -112,23 +97,23 @@ def generate(
     _refuse_contradictions(click.get_current_context())
     if file is not None or prompt == "-":
         source, name = (file, "'--file'") if file is not None else (Path("-"), "'PROMPT'")
-        prompt = _prompt(_content(source, name), name)
-    lines = [] if batch is None else [line for line in _content(batch, "'--batch'").splitlines() if line.strip()]
-    chosen = _model.choose_backend(backend)
-    if samples > 1 and given["seed"] is None:
-        given["seed"] = secrets.randbits(32)
-    options = {"max_new_tokens": max_new_tokens, **sampling(given)}
+        prompt = text_of(source, name)
+    lines = [] if batch is None else lines_of(batch, "'--batch'")
+    chosen = _model.choose_backend(how.backend)
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext(), shortage_told():
-        path = model_path(model)
-        network = _model.load(path, chosen, tensor_parallel, context_length, precision=precision, kv_dtype=kv_dtype)
+        path, network = how.load(chosen, tensor_parallel)
         if chat:
             _model.require_template(network, path, "leave out --chat, and the prompt is continued as it is")
+        options = sampling(given, network)
+        if samples > 1 and options["temperature"] == 0:
+            raise click.UsageError("--samples needs --temperature, which is 0: all would be the same")
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
+        most = given["max_new_tokens"]
         if prompt is None:
-            texts = [_batch.encoded(network, line, chat, max_new_tokens) for line in lines]
+            texts = [_batch.encoded(network, line, chat, most) for line in lines]
             _batch.write(network, texts, name, max_batch, options)
             return
-        text = _batch.encoded(network, prompt, chat, max_new_tokens)
+        text = _batch.encoded(network, prompt, chat, most)
         if text.error:
             raise click.ClickException(text.error)
         require_cache(network, len(text.ids), text.most, chosen)
@@ -138,8 +123,12 @@ def generate(
             if kept.common(text.ids) < len(text.ids) - 1:
                 keep = partial(_prompt_file.write, prompt_cache, kept, path, len(text.ids))
         writer = _Writer(network, text, "" if chat else prompt, name, options, as_json, logprobs, keep)
-        for number in range(samples):
-            writer.write(kept, number)
+        try:
+            for number in range(samples):
+                if not writer.write(kept, number):
+                    click.get_current_context().exit(INTERRUPTED)
+        except ValueError as error:  # a token of --logit-bias
+            raise click.ClickException(str(error)) from None
 
 
 def _refuse_contradictions(context: click.Context) -> None:
@@ -154,30 +143,11 @@ def _refuse_contradictions(context: click.Context) -> None:
         raise click.UsageError("--prompt-cache has no parts of several processes: leave out --tensor-parallel")
     if given["logprobs"] is not None and not given["as_json"]:
         raise click.UsageError("--logprobs needs --json")
-    if given["samples"] > 1 and given["temperature"] == 0:
-        raise click.UsageError("--samples needs a temperature: with 0, all are the same")
     names = ["samples", "prompt_cache", "as_json"] if given["batch"] is not None else []
     wrong = [name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if wrong:
         flags = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in wrong)
         raise click.UsageError(f"--batch does not take {flags}: give one prompt")
-
-
-def _content(path: Path, name: str) -> str:
-    """Return the text of a file, or of standard input for -; bytes that are not UTF-8 are kept as surrogates."""
-    try:
-        with click.open_file(str(path), "rb") as stream:
-            return str(stream.read().decode("utf-8-sig", "surrogateescape"))
-    except OSError as error:
-        raise click.BadParameter(f"{path}: {describe_error(error)}", param_hint=name) from None
-
-
-def _prompt(content: str, name: str) -> str:
-    """Return a prompt without the end of its last line; refuse what is not text."""
-    try:
-        return checked_text(content.removesuffix("\n").removesuffix("\r"))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=name) from None
 
 
 @dataclass
@@ -193,63 +163,36 @@ class _Writer:
     logprobs: int | None  # how many of the likeliest tokens to add to it, if any
     keep: Callable[[], None] | None  # called once the prompt has been read for the first time
 
-    def write(self, kept: PromptCache, number: int) -> None:
-        """Write a continuation as it becomes known, with the seed that is this number after the first one."""
-        from tensorops.models.stopping import stop_finder
+    def write(self, kept: PromptCache, number: int) -> bool:
+        """Write a continuation as it becomes known, with the seed that is this number after the first one.
 
-        network, ids, stops = self.network, self.text.ids, self.options["stop"]
-        assert network.tokenizer is not None  # files without one are refused when they are read
-        seed = None if self.options["seed"] is None else self.options["seed"] + number
+        Return whether it has ended otherwise than by Ctrl-C.
+        """
+        network, ids, options = self.network, self.text.ids, dict(self.options)
+        if options["seed"] is not None:
+            options["seed"] += number
         streams = not (self.as_json or network.mpi_rank)  # the first rank says the same
         if streams:
             write(self.shown)
-        watch, written = _model.Stopwatch(), list[str]()
-        added: list[int] = []
-
-        def note_read(done: int, total: int) -> None:
-            bar(done, total)
-            if done == total and self.keep is not None and not number:
-                self.keep()
-
-        with ReadingBar() as bar:
-            tokens = network.generate_ids(ids, prompt_cache=kept, on_read=note_read, **{**self.options, "seed": seed})
-            for piece in network.tokenizer.stream(_noted(watch.watch(tokens), added), stop=stops):
-                written.append(piece)
-                if streams:
-                    write(piece)
+        text, written = Continuation(network, ids, kept, options, None if number else self.keep), list[str]()
+        for piece in text.pieces():
+            written.append(piece)
+            if streams:
+                write(piece)
         if streams:
             click.echo()
-        is_stopped = any(map(stop_finder(network.tokenizer.bytes_of, stops), added))
-        reason = "stop" if is_stopped or len(added) < self.text.most else "length"
+        added = text.added
         answer = {"prompt": self.text.prompt, "text": "".join(written), "ids": added, "tokens": len(added)}
-        answer |= {"finish_reason": reason, "seed": seed, "timings": _timings(watch, len(ids), kept.reused)}
+        answer |= {"finish_reason": text.reason, "seed": options["seed"]}
+        answer["timings"] = _timings(text.watch, len(ids), kept.reused)
         if self.logprobs is not None:
             answer["logprobs"] = _logprobs(network, kept, ids, added, self.logprobs)
-        if network.mpi_rank:
-            return
-        if self.as_json:
-            write_json(answer)
-        self._say(watch, "--stop" if is_stopped else self._end(len(added)))
-
-    def _end(self, count: int) -> str:
-        """Return what ended a text of so many tokens."""
-        if count < self.text.most:
-            return "the end of the text"
-        if self.options["max_new_tokens"]:
-            return "--max-new-tokens"
-        return f"the context of {self.network.context_length} tokens"
-
-    def _say(self, watch: _model.Stopwatch, end: str) -> None:
-        parts = [f"{self.name}: {len(watch.stamps)} tokens, to {end}", watch.speed]
-        if watch.stamps:
-            parts.append(f"first after {watch.seconds_to_first:.2f} s ({len(self.text.ids)} tokens of prompt)")
-        messages.print(f"[dim]{'; '.join(filter(None, parts))}[/]", soft_wrap=True)
-
-
-def _noted(tokens: Iterator[int], added: list[int]) -> Iterator[int]:
-    for token in tokens:
-        added.append(token)
-        yield token
+        if not network.mpi_rank:
+            if self.as_json:
+                write_json(answer)
+            seed = "" if options["seed"] is None else f"; seed {options['seed']}"
+            messages.print(f"[dim]{self.name}: {text.summary()}{seed}[/]", soft_wrap=True, highlight=False)
+        return not text.is_interrupted
 
 
 def _timings(watch: _model.Stopwatch, prompt: int, cached: int) -> dict[str, Any]:

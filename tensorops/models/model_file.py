@@ -42,6 +42,8 @@ def open_model(path: str | os.PathLike[str]) -> GGUFFile:
         from .files.folder import open_folder  # which imports what files do not need
 
         return open_folder(path)
+    if Path(path).suffix in (".safetensors", ".json"):
+        raise GGUFError(str(path), "file", f"of a folder: pass that, {Path(path).absolute().parent}")
     file = open_gguf(path)
     count = file.metadata.get(COUNT, 1)
     if type(count) is not int:

@@ -77,9 +77,7 @@ class Penalties:
     def __bool__(self) -> bool:
         return self.count > 0
 
-    def arrays(
-        self, texts: Sequence[Sequence[int]], vocab_size: int
-    ) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    def arrays(self, texts: Sequence[Sequence[int]], vocab_size: int) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """Return what `apply` needs besides the logits, arrays of shape (texts, vocab_size)."""
         found = []
         if self._looks_back:

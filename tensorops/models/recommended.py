@@ -65,7 +65,8 @@ def recommended_sampling(file: GGUFFile) -> dict[str, Any]:
         if type(value) not in (int, float) or not math.isfinite(value) or not is_valid(value):
             warnings.warn(f"{where}: {key}: {value!r:.40} is ignored", stacklevel=2)
         elif not is_neutral(value):
-            found[name] = int(value) if name in ("top_k", "repeat_last_n") else float(value)
+            # Of float32 in a file, the number that was meant
+            found[name] = int(value) if name in ("top_k", "repeat_last_n") else float(f"{value:.6g}")
     if "repeat_penalty" not in found:
         found.pop("repeat_last_n", None)
     return found

@@ -20,9 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import BufferedReader
 
-__all__ = ["OpenFile", "read_whole", "watch_reads"]
+__all__ = ["OF_PYTORCH", "OpenFile", "read_whole", "watch_reads"]
 
 Bytes = npt.NDArray[np.uint8]
+OF_PYTORCH = (
+    "weights of PyTorch, which may run programs: take the model's safetensors files, or let transformers write them "
+    "(AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER))"
+)
+PAGE = "a page of HTML: download the file itself, on huggingface.co by /resolve/ in place of /blob/"
+# How files begin that are often in the place of another one.
+MISTAKEN = {
+    b"version https://git-lfs": "a pointer of Git LFS without the content, which `git lfs pull` in its folder fetches",
+    b"<!doctype html": PAGE,
+    b"<html": PAGE,
+    b"pk\x03\x04": f"a zip archive, as are {OF_PYTORCH}",
+}
 
 _watcher: ContextVar[Callable[[int], object] | None] = ContextVar("_watcher", default=None)
 
@@ -58,7 +70,7 @@ class OpenFile:
     Raises
     ------
     GGUFError
-        It is not a regular file, or empty.
+        It is not a regular file, empty, or a page or a pointer in the place of a file.
     OSError
         It cannot be opened.
     """
@@ -73,6 +85,9 @@ class OpenFile:
         self.size = os.fstat(self._file.fileno()).st_size
         if self.size == 0:
             raise GGUFError(self.path, "file", "empty")
+        start = bytearray(min(self.size, 32))
+        self._read_at(0, memoryview(start))
+        _refuse_mistaken(self.path, start)
 
     def read(self, start: int, size: int, field: str) -> Bytes:
         """Return `size` bytes starting at byte `start`; `field` is for messages."""
@@ -109,7 +124,13 @@ def read_whole(path: str | os.PathLike[str], limit: int) -> bytes:
         content = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
     if len(content) > limit:
         raise GGUFError(str(path), "file", f"larger than {limit} bytes")
+    _refuse_mistaken(str(path), content[:32])
     return content
+
+
+def _refuse_mistaken(path: str, start: bytes | bytearray) -> None:
+    if problem := next((what for begin, what in MISTAKEN.items() if start.lower().startswith(begin)), None):
+        raise GGUFError(path, "file", problem)
 
 
 def _open_regular(path: str | os.PathLike[str]) -> BufferedReader:

@@ -22,7 +22,7 @@ from tensorops.models import architectures
 from tensorops.models._errors import GGUFError, missing
 
 from . import configurations
-from ._open_file import read_whole
+from ._open_file import OF_PYTORCH, read_whole
 from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
 from .gguf_types import TensorType
@@ -95,6 +95,12 @@ def open_folder(path: str | os.PathLike[str]) -> GGUFFile:
         A file is missing or damaged, or needs an unsupported feature; the message names file and field.
     """
     folder = Path(path)
+    if not os.path.lexists(folder / "config.json"):
+        files = sorted(folder.glob("*.gguf"))
+        help_ = (
+            f"pass the GGUF file, {files[0]}" if files else "`hf download OWNER/NAME --local-dir FOLDER` fetches one"
+        )
+        raise GGUFError(str(folder), "config.json", f"missing, so this is not the folder of a model: {help_}")
     config = _Config(folder / "config.json")
     try:
         return _translated(folder, config)
@@ -357,7 +363,9 @@ def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
         if any(Path(file).name != file for file in files):
             raise GGUFError(str(index), "weight_map", "a file is not in the folder")
     elif not os.path.lexists(folder / WHOLE):
-        raise GGUFError(str(folder), WHOLE, f"neither this file nor {index.name} is there")
+        files = sorted(file.name for file in folder.glob("*.bin"))
+        others = f"; {files[0]} has {OF_PYTORCH}" if files else ""
+        raise GGUFError(str(folder), WHOLE, f"neither this file nor {index.name} is there{others}")
     found: dict[str, Tensor | Raw] = {}
     for file in files:
         for name, tensor in _tensors_of(folder / file):
@@ -384,6 +392,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor | Raw]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; a GGUFError says why there is none."""
     try:
         content = json.loads(read_whole(path, LARGEST_JSON))
     except GGUFError:
