@@ -32,6 +32,7 @@ class Continuation:
     added: list[int] = field(default_factory=list)
     is_interrupted: bool = False
     _is_stopped: bool = False
+    _read: int = 0  # of the text, with what was kept of the one before
 
     def pieces(self) -> Iterator[str]:
         """Yield what follows, until Ctrl-C at the latest; pressed twice, it is a KeyboardInterrupt."""
@@ -43,6 +44,7 @@ class Continuation:
 
         def note_read(done: int, total: int) -> None:
             bar(done, total)
+            self._read = done
             if is_pressed():
                 raise _InterruptedError
             if done == total and self.when_read is not None:
@@ -86,7 +88,7 @@ class Continuation:
             end = f"the context of {limit} tokens" if self.is_full else "--max-new-tokens"
         else:
             end = "Ctrl-C" if self.is_interrupted else "--stop" if self._is_stopped else "the end of the text"
-        read, written = len(self.ids) - self.kept.reused, len(self.added)
+        read, written = self._read - self.kept.reused, len(self.added)
         first = f" ({_rate(read / self.watch.seconds_to_first)})" if written else ""
         others = f" ({_rate(self.watch.tokens_per_second)})" if written > 1 else ""
         return f"tokens read {read}{first}, written {written}{others}, stopped by {end}"

@@ -243,9 +243,7 @@ def _no_path(name: str) -> str:
     is_file = name.endswith((".gguf", ".safetensors", ".bin", ".json"))
     if not is_file and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         folder = name.rpartition("/")[2]
-        remedy = (
-            f"one of huggingface.co, `hf download {name} --local-dir {folder}` fetches its files: then pass {folder}"
-        )
+        remedy = f"one of huggingface.co, `hf download {name} --local-dir {folder}` fetches it: then pass {folder}"
     elif not is_file and re.fullmatch(r"[\w-][\w.-]*(:[\w.-]+)?", name):
         remedy = f"one of ollama's, pass the GGUF file that `ollama show {name} --modelfile` has after FROM"
     else:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorops.cli import _memory, _model
-from tensorops.cli._options import escape, print_table, require_configuration, say, warnings_told, write_json
+from tensorops.cli._options import ModelPath, escape, print_table, require_configuration, say, warnings_told, write_json
 from tensorops.hardware.cpu import available_memory
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", type=click.Path(exists=True, path_type=Path), required=False)
+@click.argument("path", type=ModelPath(), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def models(path: Path | None, as_json: bool) -> None:
     """List what loads as a language model, or describe PATH, a GGUF file or a folder; or say why it does not.

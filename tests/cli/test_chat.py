@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tensorops.cli import chat as module
 from tensorops.cli._app import app
 from tensorops.models import LanguageModel
 
-OPTIONS = ("--backend", "numpy", "--max-new-tokens", "6")
+OPTIONS = ("--backend", "numpy", "--temperature", "0", "--max-new-tokens", "6")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,12 @@ def test_each_message_is_answered_in_the_light_of_those_before(model):
     expected, used = replies(model, "hello", "world")
     assert result.stdout == "".join(f"{reply}\n" for reply in expected)
     first, second = result.stderr.splitlines()
-    assert "6 tokens, " in first
-    assert "tokens/s; context " in first
+    number = r"[\d.]+"
+    assert re.fullmatch(
+        rf"tokens read \d+ \({number}/s\), written 6 \({number}/s\), stopped by --max-new-tokens; "
+        rf"first after {number} s, context \d+ of 300 tokens",
+        first,
+    )
     assert second.endswith(f"context {used} of 300 tokens")
     assert talk(model, "world").stdout != result.stdout.splitlines(keepends=True)[-1]
 
@@ -117,19 +122,100 @@ def test_the_system_message_and_commands(model, tmp_path):
         "there is no command /none: /help lists them",
         "/save needs the name of a file",
         f"{tmp_path / 'no' / 'file'} cannot be written: FileNotFoundError",
-        "/reset      begin a new",
+        "/reset, /clear     begin a new",
     ):
         assert words in result.stderr
     assert "Traceback" not in result.output
 
 
+def saved(model, path, *lines, options=OPTIONS):
+    """The messages after some lines, as (role, content), and what was said on standard error."""
+    result = talk(model, *lines, f"/save {path}", options=options)
+    assert result.exit_code == 0, result.output
+    found = [tuple(message.values()) for message in json.loads(path.read_text(encoding="utf-8"))]
+    return found, result.stderr
+
+
+def test_messages_are_undone_regenerated_and_loaded(model, tmp_path):
+    path = tmp_path / "messages.json"
+    (first, second), _ = replies(model, "hello", "world")
+    both = [("user", "hello"), ("assistant", first), ("user", "world"), ("assistant", second)]
+    assert saved(model, path, "hello", "world")[0] == both
+    found, _ = saved(model, tmp_path / "loaded.json", f"/load {path}", "/regen")  # greedily, so it is the same again
+    assert found == both
+    assert saved(model, path, "hello", "world", "/undo")[0] == both[:2]
+    found, said = saved(model, path, "/undo", "/regen", "/load", f"/load {tmp_path / 'none'}")
+    assert found == []
+    assert said.count("there is no message") == 2
+    assert "/load needs the name of a file" in said
+    assert "cannot be used: FileNotFoundError" in said
+    for content in ("{", "{}", '["a"]', '[{"role": "user"}]'):
+        path.write_text(content)
+        assert "messages.json cannot be used: " in talk(model, f"/load {path}").stderr
+
+
+def test_replies_have_seeds_that_are_shown(model, tmp_path):
+    options = ("--backend=numpy", "--temp=1.5", "-n6")
+    path = tmp_path / "messages.json"
+    found, said = saved(model, path, "hello", "/regen", options=(*options, "--seed=7"))
+    assert re.findall(r"seed (\d+)", said) == ["7", "8"]
+    again, _ = saved(model, path, "hello", options=(*options, "--seed=8"))
+    other, _ = saved(model, path, "hello", options=(*options, "--seed=7"))
+    assert found == again != other
+    one, two = (re.findall(r"seed (\d+)", talk(model, "hello", options=options).stderr) for _ in range(2))
+    assert one != two
+    assert "seed" not in talk(model, "hello").stderr  # the likeliest tokens have none
+
+
+def test_options_are_set_as_on_the_command_line(model, tmp_path):
+    lines = ["/set", "/set seed 5", "/set temp 2", "/set parameter max-new-tokens 3", "/set stop zzz", "hello", "/set"]
+    found, said = saved(model, tmp_path / "a", *lines)
+    options = ("--backend=numpy", "--seed=5", "--temperature=2", "-n3", "--stop=zzz")
+    assert found == saved(model, tmp_path / "a", "hello", options=options)[0]
+    before, _, after, *_ = said.splitlines()
+    assert before == "max_new_tokens 6, temperature 0.0"
+    assert after == "max_new_tokens 3, temperature 2.0, top_p 0.95, seed 6, stop ('zzz',)"
+    found, _ = saved(model, tmp_path / "a", "hello", "/set system be brief")
+    assert found[0] == ("system", "be brief")
+    assert len(found) == 3
+    bad = ("/set top_p 7", "/set temperature", "/set temprature 1", "/set seed x", "/set logit_bias 5")
+    said = talk(model, *bad).stderr.splitlines()
+    assert "7.0 is not in the range 0<x<=1" in said[0]
+    assert "/set NAME VALUE, where NAME is one of frequency_penalty, " in said[1]
+    assert said[2].endswith("(did you mean 'temperature'?)")
+    assert "'x' is not a valid integer" in said[3]
+    assert "'5' is no token id with a number, such as 15043+1" in said[4]
+
+
+def test_a_message_may_have_several_lines(model, tmp_path):
+    path = tmp_path / "messages.json"
+    for lines, expected in (
+        (['"""', "a", " b", '"""'], "a\n b"),
+        (['"""a', 'b"""'], "a\nb"),
+        (['"""a b"""'], "a b"),
+        (["a \\", "\\", "b"], "a \n\nb"),
+        (['"""a\\', 'b"""'], "a\\\nb"),
+    ):
+        found, _ = saved(model, path, *lines)
+        assert found[0] == ("user", expected)
+    assert talk(model, '"""hello').stdout == talk(model, "hello").stdout  # the end of the input ends a message
+    assert talk(model, "hello\r").stdout == talk(model, "hello").stdout
+
+
+@pytest.mark.parametrize(("end", "anew"), [("/bye", "/clear"), ("/exit", "/reset")])
+def test_commands_have_the_names_that_people_type(model, end, anew):
+    (first,), _ = replies(model, "hello")
+    (other,), _ = replies(model, "world")
+    assert talk(model, "world", anew, "hello", end, "hello").stdout == f"{other}\n{first}\n"
+
+
 def test_a_full_context_says_what_to_do_and_can_be_left(model):
-    options = ("--backend", "numpy", "--context", "60")
+    options = ("--backend", "numpy", "--temperature", "0", "--context", "60")
     result = talk(model, "hello " * 40, "hello", "world", "/reset", "hello", options=options)
     assert result.exit_code == 0
     long, short, *rest = result.stderr.splitlines()
     assert "the context 60: /reset begins a new conversation" in long
-    assert short.endswith("context 60 of 60 tokens; the context is full: /reset begins a new conversation")
+    assert short.endswith("context 60 of 60 tokens: /reset begins a new conversation")
     assert "the context 60: /reset begins a new conversation" in rest[0]
     assert "context 60 of 60" in rest[1]
     first, second, _ = result.stdout.split("\n")
@@ -137,7 +223,7 @@ def test_a_full_context_says_what_to_do_and_can_be_left(model):
 
 
 def test_sampling_options_are_those_of_generate(model):
-    seeded, again, other = (talk(model, "hello", options=(*OPTIONS, "--seed", seed)).stdout for seed in "112")
+    seeded, again, other = (talk(model, "hello", options=(*OPTIONS, "--temp=1", "--seed", s)).stdout for s in "112")
     assert seeded == again != other
     assert talk(model, "hello", options=(*OPTIONS, "--presence-penalty", "-99")).stdout != talk(model, "hello").stdout
     (whole,), _ = replies(model, "hello")
@@ -188,7 +274,7 @@ def test_a_context_that_the_model_lacks_is_refused(model):
 # --- Ctrl-C and the terminal ---------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_a_reply_and_not_the_conversation(model, monkeypatch):
+def test_ctrl_c_ends_a_reply_and_not_the_conversation(model, monkeypatch, interruptible):
     watch = module._model.Stopwatch.watch
 
     def interrupted(self, tokens):
@@ -210,7 +296,7 @@ def test_ctrl_c_ends_a_reply_and_not_the_conversation(model, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_while_a_message_is_read_leaves_it_out(model, monkeypatch):
+def test_ctrl_c_while_a_message_is_read_leaves_it_out(model, monkeypatch, interruptible):
     read, pressed = LanguageModel._read_piece, []
 
     def interrupting(self, ids, cache):
@@ -225,7 +311,7 @@ def test_ctrl_c_while_a_message_is_read_leaves_it_out(model, monkeypatch):
     assert "stopped before the message was read" in result.stderr
 
 
-def test_the_second_ctrl_c_ends_the_program(model, monkeypatch):
+def test_the_second_ctrl_c_ends_the_program(model, monkeypatch, interruptible):
     def interrupting(self, ids, cache):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -262,7 +348,7 @@ main()
     child.expect("tiny.gguf on numpy; /help lists the commands, Ctrl-D ends")
     child.expect(">")
     child.sendline("hello")
-    child.expect("6 tokens, .* tokens/s; context")
+    child.expect("written 6 .*/s.*; first after .* s, context")
     child.expect(">")
     child.send("\x03")  # Ctrl-C
     child.expect("Ctrl-D or /exit ends the conversation")
@@ -270,7 +356,7 @@ main()
     child.send("\x1b[A")  # what was typed before
     child.expect("hello")
     child.send("\r")
-    child.expect("6 tokens, ")
+    child.expect("written 6 ")
     child.expect(">")
     child.send("\x04")  # Ctrl-D
     assert process.wait(60) == 0

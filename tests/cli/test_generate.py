@@ -7,12 +7,15 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import make_gguf
+from command_line import installed_script
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -41,7 +44,7 @@ def model(path):
 
 
 def generate(path, *options, prompt=PROMPT, count=12):
-    arguments = ["generate", prompt, "--model", str(path), "--backend=numpy", f"--max-new-tokens={count}", *options]
+    arguments = ["generate", prompt, "--model", str(path), "--backend=numpy", "--temperature=0", f"-n{count}", *options]
     return CliRunner().invoke(app, arguments)
 
 
@@ -59,7 +62,7 @@ def test_a_text_ends_before_a_stop(path, model):
     stop = text[len(text) // 2]
     result = generate(path, "--stop", stop, "--stop", "zzz")
     assert result.stdout == f"{PROMPT}{text.partition(stop)[0]}\n"
-    assert "tokens, to --stop; " in result.stderr
+    assert ", stopped by --stop\n" in result.stderr
     (answer,) = answers(path, "--stop", stop)
     assert (answer["text"], answer["finish_reason"]) == (text.partition(stop)[0], "stop")
     assert stop in model.tokenizer.decode(answer["ids"])
@@ -100,23 +103,23 @@ def test_json_says_all_about_a_continuation(path, model):
 
 
 def test_samples_have_seeds_of_their_own(path):
-    found = answers(path, "--samples=3", "--seed=7")
+    found = answers(path, "--samples=3", "--seed=7", "--temp=1")
     assert [answer["seed"] for answer in found] == [7, 8, 9]
     assert len({answer["text"] for answer in found}) == 3
     for answer in found:
-        assert answers(path, f"--seed={answer['seed']}")[0]["ids"] == answer["ids"]
+        assert answers(path, f"--seed={answer['seed']}", "--temp=1")[0]["ids"] == answer["ids"]
     assert [answer["timings"]["cached_tokens"] for answer in found] == [0, 2, 2]  # of three: the last is read again
-    by_chance = answers(path, "--samples=2", count=3)
+    by_chance = answers(path, "--samples=2", "--temp=1", count=3)
     assert by_chance[1]["seed"] == by_chance[0]["seed"] + 1
-    result = generate(path, "--samples=2", "--seed=7")
+    result = generate(path, "--samples=2", "--seed=7", "--temp=1")
     assert result.stdout == "".join(f"{PROMPT}{answer['text']}\n" for answer in found[:2])
 
 
 def test_a_context_limits_texts(path, model):
-    arguments = ["generate", PROMPT, "--model", str(path), "--backend=numpy", "--context=9"]
+    arguments = ["generate", PROMPT, "--model", str(path), "--backend=numpy", "--context=9", "--temperature=0"]
     result = CliRunner().invoke(app, arguments)
     room = 9 - len(model.tokenizer.encode(PROMPT))
-    assert f"numpy: {room} tokens, to the context of 9 tokens" in result.stderr
+    assert re.search(rf"written {room} \(.*/s\), stopped by the context of 9 tokens\n", result.stderr)
     result = CliRunner().invoke(app, [*arguments, "--max-new-tokens=20"])
     assert result.exit_code == 1
     assert "more than the chosen context length of 9: shorten the prompt, or lower --max-new-tokens" in result.stderr
@@ -126,7 +129,7 @@ def test_a_context_limits_texts(path, model):
     ("options", "words"),
     [
         (["--logprobs=2"], "--logprobs needs --json"),
-        (["--samples=2", "--temperature=0"], "--samples needs a temperature"),
+        (["--samples=2", "--temperature=0"], "--samples needs --temperature, which is 0"),
         (["--repeat-penalty=0"], "0.0 is not in the range x>0"),
         (["--presence-penalty=nan"], "nan is not a finite number"),
         (["--stop="], "the text is empty"),
@@ -151,13 +154,208 @@ def test_lines_of_a_batch_end_as_texts_do(path, model):
     texts = {line: "".join(model.generate(line, **options)) for line in (PROMPT, "world")}
     stop = texts[PROMPT][len(texts[PROMPT]) // 2]
     given = ["--stop", stop, "--stop=zzz", "--repeat-penalty=1.2", "--presence-penalty=0.1", "--max-new-tokens=12"]
-    arguments = ["generate", "--batch=-", "--model", str(path), "--backend=numpy", *given]
+    arguments = ["generate", "--batch=-", "--model", str(path), "--backend=numpy", "--temperature=0", *given]
     result = CliRunner().invoke(app, arguments, input="\n".join(texts))
     assert result.exit_code == 0, result.output
     found = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
     assert [answer["text"] for answer in found] == [text.partition(stop)[0] for text in texts.values()]
     assert found[0]["finish_reason"] == "stop"
     assert found[0]["tokens"] < 12
+
+
+# --- how tokens are chosen by default --------------------------------------------------------------------
+
+
+def plain(path, *options, prompt=PROMPT):
+    """What generate says of a prompt, and the seed that it shows."""
+    result = CliRunner().invoke(app, ["generate", prompt, "-m", str(path), "--backend=numpy", "-n12", *options])
+    assert result.exit_code == 0, result.output
+    seed = re.search(r"; seed (\d+)\n", result.stderr)
+    return result.stdout, None if seed is None else int(seed[1])
+
+
+def test_by_default_it_samples_with_a_seed_that_is_shown(path, model):
+    (text, seed), (other, another) = plain(path), plain(path)
+    assert seed != another
+    assert text != other
+    options = {"temperature": 0.8, "top_p": 0.95, "max_new_tokens": 12}
+    assert text == PROMPT + "".join(model.generate(PROMPT, seed=seed, **options)) + "\n"
+    assert (text, seed) == plain(path, f"--seed={seed}")
+    assert plain(path, f"--seed={seed}", "--top-k=0") == (text, seed)
+    greedy = PROMPT + "".join(model.generate(PROMPT, max_new_tokens=12)) + "\n"
+    assert plain(path, "--temp=0") == plain(path, "--temperature=0", "--seed=3") == (greedy, None)
+    (answer,) = [json.loads(line) for line in plain(path, "--json", f"--seed={seed}")[0].splitlines()]
+    assert answer["seed"] == seed
+
+
+def test_what_the_files_recommend_is_the_default(tmp_path, model):
+    sampling = {"general.sampling.temp": 1.5, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.5}
+    metadata = make_gguf.llama_metadata() | make_gguf.tokenizer_metadata() | sampling
+    path = make_gguf.write_gguf(tmp_path / "model.gguf", metadata, make_gguf.llama_arrays())
+    for given, changed in (
+        ([], {}),
+        (["--top-k=0"], {"top_k": None}),
+        (["--top-p=0.5"], {"top_p": 0.5}),
+        (["--repeat-penalty=1", "--frequency-penalty=0.5"], {"repeat_penalty": 1.0, "frequency_penalty": 0.5}),
+        (["--repeat-last-n=2"], {"repeat_last_n": 2}),
+        (["--logit-bias=17+30", "--logit-bias=9-inf"], {"logit_bias": {17: 30.0, 9: float("-inf")}}),
+    ):
+        options = {"temperature": 1.5, "top_k": 20, "repeat_penalty": 1.5, "max_new_tokens": 12, "seed": 4, **changed}
+        expected = PROMPT + "".join(model.generate(PROMPT, **options)) + "\n"
+        assert plain(path, "--seed=4", *given) == (expected, 4)
+    sampling = {"general.sampling.temp": 0.0}
+    path = make_gguf.write_gguf(tmp_path / "greedy.gguf", metadata | sampling, make_gguf.llama_arrays())
+    assert plain(path)[1] is None
+    result = CliRunner().invoke(app, ["generate", PROMPT, "-m", str(path), "--samples=2"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--samples needs --temperature, which is 0" in result.stderr
+
+
+def test_a_bias_is_of_a_token(path):
+    result = generate(path, "--logit-bias=269+1")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: token id 269 is outside the vocabulary of 269 tokens\n"
+    for value in ("5", "5=1", "5+x", "5+inf", "5-nan", "hello+1"):
+        result = generate(path, f"--logit-bias={value}")
+        assert result.exit_code == 2
+        assert f"{value!r} is no token id with a number, such as 15043+1" in result.stderr
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pressing(monkeypatch, interruptible):
+    """Press Ctrl-C before the step of this number."""
+    read, steps = LanguageModel._read_piece, []
+
+    def press(number):
+        def pressing(self, ids, cache):
+            steps.append(len(ids))
+            if len(steps) == number:
+                signal.raise_signal(signal.SIGINT)
+            return read(self, ids, cache)
+
+        monkeypatch.setattr(LanguageModel, "_read_piece", pressing)
+
+    return press
+
+
+def test_ctrl_c_ends_a_text_with_the_line_about_it(path, model, pressing):
+    text = model.tokenizer.decode(list(model.generate_ids(model.tokenizer.encode(PROMPT), max_new_tokens=12))[:4])
+    pressing(4)
+    result = generate(path, "--json", "--samples=1")
+    assert result.exit_code == 130
+    assert re.search(r"written 4 \(.*/s\), stopped by Ctrl-C\n", result.stderr)
+    answer = json.loads(result.stdout)
+    assert (answer["text"], answer["tokens"], answer["finish_reason"]) == (text, 4, "interrupted")
+
+
+def test_ctrl_c_while_the_prompt_is_read(path, pressing):
+    pressing(1)
+    result = generate(path)
+    assert (result.exit_code, result.stdout) == (130, f"{PROMPT}\n")
+    assert result.stderr == "numpy: tokens read 3, written 0, stopped by Ctrl-C\n"
+
+
+# --- run ---------------------------------------------------------------------------------------------------
+
+
+def test_run_is_chat_or_generate(path):
+    options = ["--backend=numpy", "--temp=0", "-n6"]
+
+    def said(*arguments, **others):
+        result = CliRunner().invoke(app, [*arguments, *options], **others)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    one = said("generate", "--chat", "hello world", "-m", str(path))
+    assert said("run", str(path), "hello", "world") == said("run", "-m", str(path), "hello world") == one
+    assert said("run", str(path), "-", input="hello world") == one
+    assert said("run", str(path), input="hello world\n") == said("chat", str(path), input="hello world\n") == one
+    assert said("run", input="hello world\n", env={"TENSOROPS_MODEL": str(path)}) == one
+    assert said("chat", "-m", str(path), input="hello world\n") == one
+    result = CliRunner().invoke(app, ["chat", str(path), "-m", str(path)])
+    assert result.exit_code == 2
+    assert "give MODEL or --model" in result.stderr
+
+
+# --- what is no model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama3.2", "one of ollama's, pass the GGUF file that `ollama show llama3.2 --modelfile` has after FROM"),
+        ("qwen3:0.6b", "`ollama show qwen3:0.6b --modelfile` has after FROM"),
+        (
+            "google/gemma-3-270m-it",
+            "`hf download google/gemma-3-270m-it --local-dir gemma-3-270m-it` fetches it: then pass gemma-3-270m-it",
+        ),
+        ("none.gguf", "Path 'none.gguf' does not exist."),
+        ("./none", "Path './none' does not exist."),
+        ("/none/model", "Path '/none/model' does not exist."),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate hello -m", "chat", "run", "embed hello -m", "models"])
+def test_a_name_that_is_no_path_says_what_to_do(command, name, words):
+    result = CliRunner().invoke(app, [*command.split(), name])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].endswith(words)
+
+
+def test_a_file_of_another_kind_says_what_to_do(path, tmp_path):
+    empty, torchs, with_file = (tmp_path / name for name in ("empty", "torch", "with_file"))
+    for folder in (empty, torchs, with_file):
+        folder.mkdir()
+    (torchs / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
+    (torchs / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    shutil.copy(path, with_file / "tiny.gguf")
+    pointer, page = tmp_path / "pointer.gguf", tmp_path / "page.gguf"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    page.write_text("<!doctype html>\n<html>")
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 8)
+    for file, words in (
+        (empty, "config.json: missing, so this is not the folder of a model: `hf download OWNER/NAME --local-dir "),
+        (with_file, f"pass the GGUF file, {with_file / 'tiny.gguf'}"),
+        (torchs, "pytorch_model.bin has weights of PyTorch, which may run programs: take the model's safetensors"),
+        (torchs / "pytorch_model.bin", "a zip archive, as are weights of PyTorch"),
+        (pointer, "a pointer of Git LFS without the content, which `git lfs pull` in its folder fetches"),
+        (page, "a page of HTML: download the file itself"),
+        (tmp_path / "model.safetensors", f"file: of a folder: pass that, {tmp_path}"),
+    ):
+        result = generate(file)
+        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+# --- encodings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="arguments are Unicode there")
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"PYTHONIOENCODING": "latin-1"}, "caf\xe9 \\u2192".encode("latin-1")),
+        ({"PYTHONIOENCODING": "cp1252"}, "caf\xe9 \\u2192".encode("cp1252")),
+        ({"PYTHONIOENCODING": "ascii"}, b"caf\\xe9 \\u2192"),
+        ({"PYTHONIOENCODING": "", "LC_ALL": "C", "PYTHONUTF8": "0"}, b"caf\\xe9 \\u2192"),
+        ({"PYTHONIOENCODING": "", "LC_ALL": "C"}, "caf\xe9 \u2192".encode()),
+    ],
+)
+def test_what_an_encoding_lacks_is_written_with_backslashes(path, environment, shown):
+    arguments = ["caf\xe9 \u2192".encode(), b"--temp=0", b"-n3", b"--backend=numpy", b"-m", os.fsencode(path)]
+
+    def said(*more):
+        command = [*installed_script(), b"generate", *arguments, *more]
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("TENSOROPS_", "LC_"))}
+        process = subprocess.run(command, env=clean | {"TENSOROPS_CONFIG": ""} | environment, capture_output=True)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    assert said().startswith(shown)
+    assert json.loads(said(b"--json"))["prompt"] == "caf\xe9 \u2192"
 
 
 # --- prompts in files ------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_what_does_not_load_has_a_reason_and_exit_code_1(tmp_path):
         (other, "general.architecture: 'bert' is not supported, only "),
         (lacking, "tensor blk.1.ffn_up.weight: "),
         (text, "magic: not a GGUF file"),
-        (tmp_path, "config.json: file: cannot be opened"),
+        (tmp_path, "config.json: missing, so this is not the folder of a model: pass the GGUF file, "),
     ):
         result = run(path)
         assert (result.exit_code, result.stdout) == (1, "")

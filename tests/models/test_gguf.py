@@ -213,7 +213,7 @@ HUGE = 2**63
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "file: empty"),
     "no gguf": (b"GGUX" + bytes(60), "magic: not a GGUF file"),
-    "a zip archive": (b"PK\x03\x04" + bytes(60), "file: a zip archive, as are weights of PyTorch, which may run programs"),
+    "a zip archive": (b"PK\x03\x04" + bytes(60), "file: a zip archive, as are weights of PyTorch"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "file: a pointer of Git LFS .* `git lfs pull`"),
     "a page": (b"<!DOCTYPE html><html>", "file: a page of HTML: download the file itself"),
     "shorter than the magic": (b"GG", "magic: needs 4 bytes at offset 0, but 2 are left"),
