@@ -43,6 +43,10 @@ DEEPSEEK_EXPERTS = {
     "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_routed_experts": 6, "n_shared_experts": 2,
     "num_experts_per_tok": 2, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+LATENTS = {
+    **DEEPSEEK_EXPERTS, "n_routed_experts": 8, "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 20, "num_key_value_heads": 4,
+}  # fmt: skip
 DELTA = {
     "head_dim": 32, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 2,
@@ -72,6 +76,15 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
                                                   "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
     "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5, "layer_norm_eps": 1e-3, "rms_norm_eps": None,
                             "rotary_pct": 1.0}),
+    "deepseek2": ("DeepseekV2", {**LATENTS, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+    "deepseek2 without a latent of queries": ("DeepseekV2", {
+        **LATENTS, "q_lora_rank": None, "n_group": 1, "topk_group": 1,
+        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
+    "deepseek3": ("DeepseekV3", {**LATENTS, "scoring_func": "sigmoid", "n_group": 2, "topk_group": 1,
+                                 "kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 16,
+                                 "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek3 with one group": ("DeepseekV3", {**LATENTS, "scoring_func": "sigmoid", "n_group": 1, "topk_group": 1,
+                                                "norm_topk_prob": False}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
     "glm4 without biases": ("Glm4", {"head_dim": 32, "attention_bias": False}),
     "glm4moe": ("Glm4Moe", {**DEEPSEEK_EXPERTS, "head_dim": 32, "attention_bias": True, "use_qk_norm": True}),
@@ -111,6 +124,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("GptOss", {"head_dim": 32, **EXPERTS, "sliding_window": 6,
                            "rope_parameters": {**YARN, "truncate": True}}),
 }  # fmt: skip
+# What llama.cpp computes in another way: it counts two experts of each group, whatever chooses them; and a file without
+# a latent of queries has 26 or 27 blocks.
+NOT_LLAMA_CPP = {"deepseek2", "deepseek2 without a latent of queries"}
 # What a GGUF file cannot say, or llama.cpp leaves out.
 FOLDERS_ONLY = {"mistral", "phi3 with a window"}
 PRIVATE = ("rope.scaling.truncate", "attention.scale")  # keys of folders that files lack; see GGUF_SCALES
@@ -229,8 +245,7 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
     if f"{name}.expert_count" in metadata and f"{name}.expert_feed_forward_length" not in metadata:
         metadata[f"{name}.expert_feed_forward_length"] = metadata[f"{name}.feed_forward_length"]
     if architectures.get(name).scoring == "sigmoid":
-        groups = {f"{name}.expert_group_count": 1, f"{name}.expert_group_used_count": 1}
-        metadata |= {f"{name}.expert_gating_func": 2, **groups}
+        metadata[f"{name}.expert_gating_func"] = 2
     if f"{name}.rope.dimension_count" not in metadata:
         keys = arrays.get("blk.0.attn_k.weight")
         metadata[f"{name}.rope.dimension_count"] = 16 if keys is None else keys.shape[0] // heads["attn_k"]

@@ -92,9 +92,9 @@ def layout(
         if number in config.sources:
             shapes = ((1, 1, 1, 1),) * 2
         elif number not in config.recurrent:
-            width, dtype = storage(block.head_dim, kv_dtype)
+            (width, dtype), (value_width, _) = (storage(dim, kv_dtype) for dim in (block.head_dim, block.value_dim))
             slots = min(capacity, in_windows or capacity) if number in config.windowed else capacity
-            shapes = ((1, block.kv_heads, slots, width),) * 2
+            shapes = (1, block.kv_heads, slots, width), (1, block.kv_heads, slots, value_width)
         kinds.append([(shape, dtype) for shape in shapes])
     return [list(part) for part in zip(*kinds, strict=True)]
 
@@ -132,7 +132,7 @@ def attention(xp: Any, q: Array, k: Array, v: Array, *, scale: float | None = No
         dim, whole = q.shape[3], _in_whole_blocks(xp, q)
         scale = dim**-0.5 if scale is None else scale
         y = tp.scaled_dot_product_attention(whole, k, v, scale=scale, kv_format="q8_0", **options)
-        return y if whole is q else y[..., :dim]
+        return y if y.shape[3] <= dim else y[..., :dim]
     if q.dtype == k.dtype:
         return tp.scaled_dot_product_attention(q, k, v, scale=scale, **options)
     y = tp.scaled_dot_product_attention(xp.astype(q, k.dtype), k, v, scale=scale, **options)

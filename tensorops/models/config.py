@@ -85,6 +85,9 @@ class ModelConfig:
         What makes weights of a token's products with the experts.
     expert_scale : float
         A factor of what a token's experts give together, but for the one that all tokens pass.
+    expert_groups, expert_groups_used : int
+        Groups of neighbouring experts, and in how many of them those of a token are: in the best ones, of which the
+        largest product counts or, where products are corrected, the sum of the largest two.
     is_gated : bool
         Whether the rows of a head of queries are followed by those of a gate, whose sigmoid multiplies its result.
     recurrent : tuple of int
@@ -96,6 +99,13 @@ class ModelConfig:
         Features of a head.
     conv_width : int
         How many tokens its convolution sees.
+    latent_dim : int
+        Features of the latent of which a token's keys and values are made: a cache keeps it, and what rotates of a
+        key, as the one head of keys and values. None if 0. `head_dim` is the sum of the latent and what rotates.
+    query_latent_dim : int
+        Those of the latent of which queries are made; none if 0.
+    unrotated_dim, expanded_dim : int
+        Of networks with a latent, features of a head of queries that do not rotate, and those of a head of values.
     is_tiled : bool
         Whether heads `i`, `i + state_groups` and so on share queries and keys, as in GGUF files, or neighbours.
     per_layer_dim : int
@@ -154,12 +164,18 @@ class ModelConfig:
     renormalize: bool = True
     scoring: str = "softmax"
     expert_scale: float = 1.0
+    expert_groups: int = 1
+    expert_groups_used: int = 1
     is_gated: bool = False
     recurrent: tuple[int, ...] = ()
     state_heads: int = 0
     state_groups: int = 0
     state_dim: int = 0
     conv_width: int = 0
+    latent_dim: int = 0
+    query_latent_dim: int = 0
+    unrotated_dim: int = 0
+    expanded_dim: int = 0
     is_tiled: bool = False
     per_layer_dim: int = 0
     normalizes_values: bool = False
@@ -173,6 +189,11 @@ class ModelConfig:
             raise ValueError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a head of values, as a cache keeps them."""
+        return self.latent_dim or self.head_dim
 
     @property
     def state_channels(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorops as tp
 
 from .architectures import get
-from .matrices import linear, routed
+from .matrices import by_head, linear, routed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,6 +186,30 @@ class Layer:
             return x
         return tp.rope(x, self._step.positions, **self._step.rotations[self._is_windowed])
 
+    # --------------------------------------------------------------------------------- latent attention
+
+    def latent_attention(self, h: Array) -> Array:
+        """Return what attention to latents makes of features, (tokens, dim).
+
+        Keys and values of all heads are products of a latent: its products with queries are those of the latent with
+        the product of queries and the matrix of keys, and the matrix of values multiplies the sum of latents.
+        """
+        c, step, w, xp = self.config, self._step, self._w, self._step.xp
+        x = h if "attn_q_a" not in w else tp.rms_norm(linear(h, w["attn_q_a"]), w["attn_q_a_norm"], _LATENT_EPS)
+        q = linear(x, w["attn_q_b" if "attn_q_a" in w else "attn_q"])
+        q = xp.reshape(q, (h.shape[0], c.heads, q.shape[1] // c.heads))
+        q = xp.concat([q[:, :, c.unrotated_dim :], by_head(q[:, :, : c.unrotated_dim], w["attn_k_b"])], axis=2)
+        kv = linear(h, w["attn_kv_a_mqa"])
+        v = tp.rms_norm(kv[:, : c.latent_dim], w["attn_kv_a_norm"], _LATENT_EPS)
+        qk = xp.concat([xp.reshape(q, (h.shape[0], c.heads * c.head_dim)), kv[:, c.latent_dim :], v], axis=1)
+        qk = self._rotated(self._by_heads(qk))
+        v = xp.reshape(v, (step.batch, 1, step.tokens, c.latent_dim))
+        q, k = qk[:, : c.heads, :, :], qk[:, c.heads :, :, :]
+        y = step.memory.attend(self._number, q, k, v, scale=c.attention_scale)[..., : c.latent_dim]
+        y = xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), (h.shape[0], c.heads, c.latent_dim))
+        y = by_head(y, w["attn_v_b"])
+        return self.summed(linear(xp.reshape(y, (h.shape[0], c.heads * c.expanded_dim)), w["attn_output"]))
+
     # --------------------------------------------------------------------------------- inputs of each block
 
     def with_inputs(self, x: Array) -> Array:
@@ -300,7 +324,7 @@ class Layer:
             gate_up_bias=w.get("ffn_gate_up_exps.bias"), down_bias=w.get("ffn_down_exps.bias"),
             scales=w.get("ffn_down_exps.scale"), top_k=c.experts_used, renormalize=c.renormalize,
             is_swiglu=c.activation == "swiglu", scoring=c.scoring, correction=w.get("exp_probs_b.bias"),
-            scale=c.expert_scale,
+            scale=c.expert_scale, groups=(c.expert_groups, c.expert_groups_used),
         )  # fmt: skip
 
     def summed(self, part: Array, bias: str = "") -> Array:
@@ -309,6 +333,7 @@ class Layer:
         return whole if bias not in self._w else whole + self._w[bias]
 
 
+_LATENT_EPS = 1e-6  # whatever that of other norms is
 _LENGTH_EPS = 1e-6  # of queries and keys of gated delta nets
 # Of gpt-oss' gated unit.
 _LIMIT = 7.0

@@ -19,7 +19,7 @@ from .files.blocks import BlockWeight, QuantizedWeight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PRECISIONS", "Blocks", "Matrix", "blocks_of", "embed", "linear", "matrix_of", "routed"]
+__all__ = ["PRECISIONS", "Blocks", "Matrix", "blocks_of", "by_head", "embed", "linear", "matrix_of", "routed"]
 
 Array = Any
 Matrix = Any  # array, Blocks, (weight, scales, biases), or a list of these
@@ -65,6 +65,12 @@ def linear(x: Array, matrix: Matrix, bias: Array | None = None) -> Array:
     return y if bias is None else y + bias
 
 
+def by_head(x: Array, matrix: Matrix) -> Array:
+    """Return what each head's own matrix (out, in) makes of its features, (tokens, heads, in)."""
+    xp = tp.get_namespace(x)
+    return _grouped(xp, x, xp.arange(x.shape[1], dtype=xp.int32), matrix, None)
+
+
 def routed(
     x: Array,
     logits: Array,
@@ -81,6 +87,7 @@ def routed(
     scoring: str,
     correction: Array | None,
     scale: float,
+    groups: tuple[int, int],
 ) -> Array:
     """Return the weighted sum of what the experts of a token make of it: by `tensorops.moe`, if that can.
 
@@ -106,13 +113,15 @@ def routed(
         Whether the gated unit is `tensorops.swiglu`.
     scoring, correction, scale
         ``scoring_func``, ``e_score_correction_bias`` and ``routed_scaling_factor`` of `tensorops.moe`.
+    groups : tuple of int
+        How many groups of experts there are, and in how many of them a token's are.
     """
-    options = _expert_options(x.shape[-1], gate_up, down)
+    options = _expert_options(x.shape[-1], gate_up, down) if groups[1] == groups[0] else None
     if options is not None and is_swiglu and gate_up_bias is None and down_bias is None and scales is None:
         options |= {"scoring_func": scoring, "e_score_correction_bias": correction, "routed_scaling_factor": scale}
         return tp.moe(x, logits, **options, top_k=top_k, renormalize=renormalize)
     xp = tp.get_namespace(x, logits)
-    weights, experts = _routes(xp, logits, correction, top_k, scoring, renormalize)
+    weights, experts = _routes(xp, logits, correction, top_k, scoring, renormalize, groups)
     if scale != 1.0:
         weights = weights * scale
     if scales is not None:
@@ -126,25 +135,51 @@ def routed(
 
 
 def _routes(
-    xp: Any, logits: Array, correction: Array | None, top_k: int, scoring: str, renormalize: bool
+    xp: Any,
+    logits: Array,
+    correction: Array | None,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    groups: tuple[int, int],
 ) -> tuple[Array, Array]:
     """Return the weights and the numbers of each token's experts, (tokens, top_k)."""
-    is_softmax = scoring == "softmax"
-    if is_softmax and correction is None:
+    is_softmax, is_limited = scoring == "softmax", groups[1] < groups[0]
+    if is_softmax and correction is None and not is_limited:
         scores, experts = tp.top_k(logits if renormalize else tp.softmax(logits), top_k)
         return tp.softmax(scores) if renormalize else scores, experts
     scores = tp.softmax(logits) if is_softmax else tp.sigmoid(logits)
-    _, experts = tp.top_k(scores if correction is None else scores + correction, top_k)
-    tokens, count = logits.shape
-    places = experts + xp.reshape(xp.arange(tokens, dtype=experts.dtype), (tokens, 1)) * count
-
-    def at_places(x: Array) -> Array:
-        return xp.reshape(xp.take(xp.reshape(x, (-1,)), xp.reshape(places, (-1,))), places.shape)
-
+    choice = scores if correction is None else scores + correction
+    if is_limited:
+        choice, numbers = _in_best_groups(xp, choice, *groups, 1 if correction is None else 2)
+        experts = _at(xp, numbers, tp.top_k(choice, top_k)[1])
+    else:
+        _, experts = tp.top_k(choice, top_k)
     if not renormalize:
-        return at_places(scores), experts
-    picked = at_places(logits)  # scores over their sum, also where that underflows
-    return tp.softmax(picked if is_softmax else -tp.softplus(-picked)), experts
+        return _at(xp, scores, experts), experts
+    picked = _at(xp, logits, experts)  # scores over their sum, also where that underflows
+    return tp.softmax(picked if is_softmax else tp.softplus(picked * -1.0) * -1.0), experts
+
+
+def _in_best_groups(xp: Any, choice: Array, groups: int, used: int, counted: int) -> tuple[Array, Array]:
+    """Return the scores of experts in each token's best groups, by the sum of some scores, and their numbers."""
+    tokens, experts = choice.shape
+    best, _ = tp.top_k(xp.reshape(choice, (tokens, groups, experts // groups)), counted)
+    _, chosen = tp.top_k(best[:, :, 0] if counted == 1 else best[:, :, 0] + best[:, :, 1], used)
+    first = xp.reshape(xp.arange(tokens, dtype=chosen.dtype), (tokens, 1)) * groups
+
+    def rows(of_groups: Array, places: Array) -> Array:
+        table = xp.reshape(of_groups, (-1, experts // groups))
+        return xp.reshape(xp.take(table, xp.reshape(places, (-1,)), axis=0), (tokens, -1))
+
+    return rows(choice, chosen + first), rows(xp.arange(experts, dtype=chosen.dtype), chosen)
+
+
+def _at(xp: Any, x: Array, index: Array) -> Array:
+    """Return the elements of each row at the given places."""
+    rows, columns = x.shape
+    places = index + xp.reshape(xp.arange(rows, dtype=index.dtype), (rows, 1)) * columns
+    return xp.reshape(xp.take(xp.reshape(x, (-1,)), xp.reshape(places, (-1,))), index.shape)
 
 
 def _expert_options(columns: int, gate_up: Matrix, down: Matrix) -> dict[str, Any] | None:

@@ -148,14 +148,19 @@ def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str
     left_out = range(config.blocks, config.blocks + config.prediction_blocks)
     extra = tuple(f"blk.{block}." for block in left_out)
     table = {weight.name: weight.shape for weight in weights_of(config)}
-    renamed = get(config.architecture).renamed
-    named = {renamed.get(name, name): weight for name, weight in weights.items() if not name.startswith(extra)}
+    architecture = get(config.architecture)
+    named = {
+        ours: part
+        for name, weight in weights.items()
+        if not name.startswith(extra)
+        for ours, part in architecture.separated(config, architecture.renamed.get(name, name), weight)
+    }
     own = {name: _shaped(weight, table.get(name)) for name, weight in named.items()}
     weights = _scaled(table, own)
     made = dict(weights)
     for block in range(config.blocks):
         shapes = {weight.name: weight.shape for weight in block_weights(config, block)}
-        for whole, parts in get(config.architecture).fused.items():
+        for whole, parts in architecture.fused.items():
             for kind in ("weight", "bias"):
                 name, names = f"blk.{block}.{whole}.{kind}", [f"{part}.{kind}" for part in parts]
                 if name not in weights or f"blk.{block}.{names[0]}" in weights or not shapes.keys() >= set(names):

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 import tensorops as tp
 import tiny_networks
+from make_gguf import write_gguf
 from mpi_threads import world_of
 from tensorops.models import GGUFError, LanguageModel, architectures, open_gguf
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
@@ -93,7 +94,7 @@ def _with_changes(folder: Path, changes: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0", "Q4_0"), ("MXFP4", "MXFP4", "Q8_0"), ("Q8_0", "Q5_1", "Q4_1")])
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "granitemoe with a shared expert", "glm4moe"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "granitemoe with a shared expert", "glm4moe", "deepseek3"])
 def test_experts_stay_quantized(saved: Any, name: str, kinds: tuple[str, str, str], tmp_path: Path) -> None:
     pytest.importorskip("tensorops.kernels.cpu._native")
     folder, _ = saved(name)
@@ -105,10 +106,54 @@ def test_experts_stay_quantized(saved: Any, name: str, kinds: tuple[str, str, st
     with tp.trace() as log:
         logits = model(IDS)
     used = {record.operator: record.kernel for record in log}
-    operator = "moe" if kinds[0] == "Q4_0" and name != "gpt-oss" else "grouped_quantized_linear"
+    operator = "moe" if kinds[0] == "Q4_0" and name not in ("gpt-oss", "deepseek3") else "grouped_quantized_linear"
     assert used[operator] == "cpu"
     exact = LanguageModel(model.config, plain, backend="numpy")(IDS)
     assert_close(logits, to_numpy(exact))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_latents_are_kept_and_their_matrices_stay_quantized(saved: Any, kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    parts = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_k_b", "attn_v_b")
+    given = {f"blk.{block}.{part}.weight": kind for block in range(4) for part in parts}
+    path = tiny_networks.as_gguf(saved("deepseek3")[0], tmp_path / "model.gguf", given)
+    plain = {key: tensor.dequantize() for key, tensor in open_gguf(path).tensors.items()}
+    model = LanguageModel.load(path, "cpu")
+    cache = model.new_cache(32)
+    with tp.trace() as log:
+        logits = model(IDS, cache)
+    used = {record.operator: record.kernel for record in log}
+    for operator in ("scaled_dot_product_attention", "grouped_linear" if kind == "F32" else "grouped_quantized_linear"):
+        assert used[operator] == "cpu"
+    assert {array.shape for array in cache.keys} == {(1, 1, 32, 32 + 8)}
+    assert {array.shape for array in cache.values} == {(1, 1, 32, 32)}
+    assert_close(logits, to_numpy(LanguageModel(model.config, plain, backend="numpy")(IDS)))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_files_with_one_matrix_of_keys_and_values(saved: Any, kind: str, tmp_path: Path) -> None:
+    folder, exact = saved("deepseek3")
+    path = tmp_path / "model.gguf"
+    new = open_gguf(tiny_networks.as_gguf(folder, path))
+    arrays = {key: tensor.dequantize() for key, tensor in new.tensors.items()}
+    for block in range(4):
+        k, v = (arrays.pop(f"blk.{block}.attn_{part}_b.weight") for part in "kv")
+        both = np.concatenate([k.swapaxes(1, 2), v], axis=1)
+        arrays[f"blk.{block}.attn_kv_b.weight"] = both.reshape(-1, both.shape[2])
+    lengths = {"head_count_kv": 4, "key_length": 32 + 8, "value_length": 16}
+    metadata = {f"deepseek2.attention.{key}": length for key, length in lengths.items()}
+    metadata = {key: value for key, value in new.metadata.items() if not key.endswith("_mla")} | metadata
+    metadata = {key: getattr(value, "tolist", lambda value=value: value)() for key, value in metadata.items()}
+    del metadata["general.architecture"]
+    kinds = {f"blk.{block}.attn_kv_b.weight": kind for block in range(4)}
+    model = LanguageModel.load(write_gguf(path, metadata, arrays, kinds, "deepseek2"))
+    if kind == "F32":
+        assert_close(model(IDS), exact)
+        assert_close(LanguageModel(model.config, arrays, backend="numpy")(IDS), exact)
+    else:
+        plain = {key: tensor.dequantize() for key, tensor in open_gguf(path).tensors.items()}
+        assert_close(model(IDS), to_numpy(LanguageModel(model.config, plain, backend="numpy")(IDS)))
 
 
 @pytest.mark.costly
@@ -252,6 +297,10 @@ def test_devices_of_a_mesh_give_the_tokens_of_one(saved: Any, name: str, size: i
         ("gemma3", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: 'all' is not supported"),
         ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported"),
         ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported"),
+        ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob: True is not supported"),
+        ("deepseek2", {"n_group": 3}, "expert_group_count: 2 of 8 experts in 2 of 3 groups"),
+        ("deepseek3", {"scoring_func": "softmax"}, "scoring_func: 'softmax' is not supported"),
+        ("deepseek3", {"qk_nope_head_dim": 0}, "rope.dimension_count: 8 of the 8 features of a key"),
     ],
 )
 def test_what_would_change_the_network(

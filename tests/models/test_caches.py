@@ -41,7 +41,7 @@ def require(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kv_dtype", ERRORS)
-@pytest.mark.parametrize("name", ["gemma3", "qwen35", "gemma4 with inputs of blocks"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen35", "gemma4 with inputs of blocks", "deepseek3 with one group"])
 def test_logits_for_each_dtype(saved: Any, name: str, kv_dtype: str, backend: str) -> None:
     require(backend)
     folder, exact = saved(name)

@@ -23,11 +23,11 @@ from tensorops.models.files.configurations import BY_KIND, DEFAULTS, HARMLESS, c
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Keys that a class takes, but does not keep under this name.
+# Keys that a class takes, but does not keep under this name, or of which it supports only what is published.
 BY_ANOTHER_NAME = {
     "block_ff_dim", "full_attention_interval", "full_attn_idxs", "global_head_dim", "max_window_layers",
     "num_global_key_value_heads", "partial_rotary_factor", "per_layer_config", "rope_local_base_freq", "rope_theta",
-    "sliding_window_pattern",
+    "scoring_func", "sliding_window_pattern",
 }  # fmt: skip
 
 
@@ -86,6 +86,7 @@ def assert_same(model_type: str, written: dict[str, Any]) -> None:
 G = {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32}
 DEFAULT, LINEAR = ({"rope_type": kind, "rope_theta": 1e4} for kind in ("default", "linear"))
 YARN, FULL, EXPERTS, DELTA = tiny_networks.YARN, ["full_attention"] * 4, tiny_networks.EXPERTS, tiny_networks.DELTA
+LATENTS = tiny_networks.LATENTS
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 MOE = {"head_dim": 32, "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2}
 GPT_OSS = {"head_dim": 32, **EXPERTS, "sliding_window": 6}
@@ -133,6 +134,17 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                  {"layer_types": ..., "full_attention_interval": 2}),
     "qwen3_5 with other layers": ("Qwen3_5Text", {
         **DELTA, "layer_types": ["full_attention"] + ["linear_attention"] * 3}, {}),
+    "deepseek_v2 without groups": ("DeepseekV2", {**LATENTS, "n_group": 4, "topk_group": 2}, {}),
+    "deepseek_v2 with two scales": ("DeepseekV2", {**LATENTS, "rope_parameters": {
+        **YARN, "mscale": 0.7, "mscale_all_dim": 1.2}}, {}),
+    "deepseek_v2 with yarn": ("DeepseekV2", {**LATENTS, "rope_parameters": YARN}, {}),
+    "deepseek_v3 as published": ("DeepseekV3", {
+        **LATENTS, "n_group": 4, "topk_group": 2, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, {
+        "rope_parameters": ..., "head_dim": ..., "qk_head_dim": ..., "rope_interleave": ..., "rope_theta": 10000,
+        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32, "beta_fast": 32,
+                         "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1, "moe_layer_freq": 1, "seq_aux": True,
+        "aux_loss_alpha": 0.001}),
     "gemma2 without bounds": ("Gemma2", {**G, "attn_logit_softcapping": None, "final_logit_softcapping": None}, {}),
     "gemma3 with bounds": ("Gemma3Text", {**G, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}, {}),
     "gemma3 with one base": ("Gemma3Text", {**G, **kinds({**DEFAULT, "rope_theta": 1e6},

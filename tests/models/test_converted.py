@@ -53,12 +53,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-Embedding": ("Qwen3", {"head_dim": 32}),
     "Qwen 3.5": ("Qwen3_5Text", tiny_networks.DELTA),
     "Qwen 3.5 with other layers": ("Qwen3_5Text", {**tiny_networks.DELTA, "layer_types": LAYERS}),
+    "DeepSeek-V2-Lite": ("DeepseekV2", {
+        **NETWORKS["deepseek2 without a latent of queries"][1], "num_hidden_layers": 27}),
     "NVFP4": ("Llama", {"intermediate_size": 128}),
     "NVFP4 with experts": ("Qwen3Moe", {**NETWORKS["qwen3moe"][1], "hidden_size": 128, "moe_intermediate_size": 64}),
 }  # fmt: skip
 OPTIONS = {"llama with biases": ["--fuse-qkv"], "qwen35moe": ["--fuse-gate-up-exps"]}
 # What llama.cpp does not compute as transformers does: the files have the keys, or inputs become numbers of 8 bits.
-NOT_LLAMA_CPP = {"OLMo 3 with another factor", "NVFP4", "NVFP4 with experts"}
+NOT_LLAMA_CPP = {*tiny_networks.NOT_LLAMA_CPP, "OLMo 3 with another factor", "NVFP4", "NVFP4 with experts"}
 
 
 def with_pooling(folder: Path) -> None:

@@ -19,7 +19,7 @@ import tensorops as tp
 import tiny_networks
 from asv_benchmarks import random_model
 from tensorops.models import LanguageModel, open_gguf
-from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
+from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS, NOT_LLAMA_CPP
 
 TOKENS = 8
 
@@ -43,7 +43,7 @@ def theirs(path: Path) -> tuple[np.ndarray, list[int]]:
     return logits, added
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in FOLDERS_ONLY])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in FOLDERS_ONLY | NOT_LLAMA_CPP])
 def test_files_give_the_logits_and_tokens_of_llama_cpp(name: str, tmp_path: Path) -> None:
     tiny_networks.save(name, tmp_path / "folder")
     path = tiny_networks.as_gguf(tmp_path / "folder", tmp_path / "model.gguf")

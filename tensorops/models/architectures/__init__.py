@@ -48,8 +48,6 @@ HARMLESS = {
 NEUTRAL = {
     "attention.causal": True,
     "attention.sliding_window": 0,
-    "expert_group_count": 1,  # of which some are chosen, and experts only in these
-    "expert_group_used_count": 1,
     "rope.scale_linear": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
 }
@@ -66,6 +64,8 @@ READ = {
     "expert_count",
     "expert_feed_forward_length",
     "expert_gating_func",
+    "expert_group_count",
+    "expert_group_used_count",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
     "expert_used_count",
@@ -206,7 +206,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "head_dim": head_dim,
         "vocab_size": _vocab_size(fields, name),
         "eps": fields.number(f"{name}.attention.layer_norm_{'' if architecture.subtracts_mean else 'rms_'}epsilon"),
-        **_rotation(fields, name, head_dim, context),
+        **_rotation(fields, name, head_dim, context, architecture.yarn_scales_scores),
         **(fields.windows(name, 0) if file.is_folder else {}),  # which says for every block whether it has one
         **_feed_forward(fields, name, hidden[-1], architecture.scoring),
     }
@@ -305,7 +305,7 @@ def _refuse_unsupported(fields: Fields, name: str, ignored: frozenset[str]) -> N
             raise fields.error(key, f"{value!r:.80} is not supported, only {NEUTRAL[own]!r}")
 
 
-def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[str, Any]:
+def _rotation(fields: Fields, name: str, head_dim: int, context: int, scales_scores: bool) -> dict[str, Any]:
     scaling = fields.string(f"{name}.rope.scaling.type", "linear")
     if scaling not in SCALINGS:
         known = ", ".join(map(repr, SCALINGS))
@@ -315,7 +315,7 @@ def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[st
     if scaling == "yarn":
         options["truncate"] = fields.flag(f"{name}.rope.scaling.truncate", True)
         if "mscale_all_dim" in options:
-            options["mscale"] = 1.0
+            options["mscale"] = options["mscale_all_dim"] if scales_scores else 1.0
     elif other := next(iter(options), None):
         raise fields.error(given[other], f"is not supported with the scaling {scaling!r}")
     dims = fields.count(f"{name}.rope.dimension_count", head_dim)
@@ -346,12 +346,20 @@ def _feed_forward(fields: Fields, name: str, hidden: int, scoring: str) -> dict[
         scoring = SCORINGS[number]
     expert_hidden = fields.count(f"{name}.expert_feed_forward_length", hidden)
     shared = fields.natural(f"{name}.expert_shared_count", 0) * expert_hidden
+    groups = fields.positive(f"{name}.expert_group_count", 1)
+    groups_used = fields.positive(f"{name}.expert_group_used_count", groups)
+    if experts % groups or groups_used > groups or used * groups > experts * groups_used or experts < 2 * groups > 2:
+        raise fields.error(
+            f"{name}.expert_group_count", f"{used} of {experts} experts in {groups_used} of {groups} groups"
+        )
     return {
         "hidden_dim": hidden,
         "experts": experts,
         "experts_used": used,
         "expert_hidden_dim": expert_hidden,
         "scoring": scoring,
+        "expert_groups": groups,
+        "expert_groups_used": groups_used,
         "expert_scale": fields.optional(f"{name}.expert_weights_scale") or 1.0,
         "renormalize": fields.flag(f"{name}.expert_weights_norm", True),
         "shared_hidden_dim": fields.natural(f"{name}.expert_shared_feed_forward_length", shared),
@@ -377,6 +385,8 @@ def _head_dim(fields: Fields, name: str, dim: int, heads: int) -> int:
     if head_dim % 2:
         raise fields.error(key, f"{head_dim} is odd, but features rotate in pairs")
     key = f"{name}.attention.value_length"
+    if f"{name}.attention.kv_lora_rank" in fields.file.metadata:  # where both are made of a latent
+        return head_dim
     if (other := fields.count(key, head_dim)) != head_dim:
         raise fields.error(key, f"{other} is not supported, only the {head_dim} features of a head")
     return head_dim

@@ -68,6 +68,8 @@ class Decoder:
         Whether a gated delta net's rates are stored group of heads by group of heads, or first all of one kind.
     scoring : str
         As in `ModelConfig`, where a file does not say it.
+    yarn_scales_scores : bool
+        Whether the growth by YaRN's logarithm that a file has is that of scores, and not of what rotates.
     subtracts_mean : bool
         Whether norms subtract the mean.
     adds_experts : bool
@@ -95,6 +97,7 @@ class Decoder:
     normalizes_heads_together: ClassVar[bool] = False
     rates_by_group: ClassVar[bool] = False
     scoring: ClassVar[str] = "softmax"
+    yarn_scales_scores: ClassVar[bool] = False
     subtracts_mean: ClassVar[bool] = False
     adds_experts: ClassVar[bool] = False
     gates_shared_expert: ClassVar[bool] = False
@@ -137,6 +140,11 @@ class Decoder:
         if name.endswith("ffn_gate_inp_shexp.weight"):
             tensor = tensor.computed(lambda weight: weight[0], tensor.shape[1:])
         yield name, tensor
+
+    @classmethod
+    def separated(cls, c: ModelConfig, name: str, weight: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the weights of the table, by their whole names, that a file has in one of another layout."""
+        yield name, weight
 
     @classmethod
     def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:

@@ -54,6 +54,9 @@ QWEN35 = {
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
     "partial_rotary_factor": 0.25,
 }  # fmt: skip
+LATENTS = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 # By `model_type`, every key that has an effect on what a network computes.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
@@ -93,6 +96,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "glm4_moe": _row("151552 4096 10944 46 96 8 131072", first_k_dense_replace=1, moe_intermediate_size=1408, n_group=1,
                      n_routed_experts=128, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8,
                      partial_rotary_factor=0.5, rms_norm_eps=1e-5, routed_scaling_factor=1.0, topk_group=1),
+    "deepseek_v2": _row("102400 4096 11008 32 32 - 2048", **LATENTS, first_k_dense_replace=0,
+                        moe_intermediate_size=1407, n_group=None, n_routed_experts=64, n_shared_experts=2,
+                        norm_topk_prob=False, num_experts_per_tok=None, routed_scaling_factor=1.0,
+                        scoring_func="softmax", topk_group=None, topk_method="greedy"),
+    "deepseek_v3": _row("129280 7168 18432 61 128 128 4096", **LATENTS, first_k_dense_replace=3,
+                        moe_intermediate_size=2048, n_group=8, n_routed_experts=256, n_shared_experts=1,
+                        norm_topk_prob=True, num_experts_per_tok=8, rope_interleave=True, routed_scaling_factor=2.5,
+                        scoring_func="sigmoid", topk_group=4),
     "glm4": _row("151552 4096 13696 40 32 2 131072", head_dim=128, partial_rotary_factor=0.5, rms_norm_eps=1.5625e-7),
     "lfm2": _row("65536 2560 12288 32 32 8 128000", block_auto_adjust_ff_dim=True, block_ff_dim=None,
                  block_ffn_dim_multiplier=1.0, block_multiple_of=256, conv_L_cache=3, conv_bias=False,
@@ -110,19 +121,22 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
                     rms_norm_eps=1e-5, rope_parameters=YARN_OF_GPT_OSS, rope_theta=150000.0, sliding_window=128,
                     swiglu_alpha=1.702, swiglu_limit=7.0),
 })  # fmt: skip
-# The `model_type` of the text part of those that see or hear, if their ``text_config`` does not say it.
+# Other names of a `model_type`, and those of the text part of networks that see or hear, if it does not say its own.
 TEXT_TYPES: Mapping[str, str] = MappingProxyType({
-    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "mistral",
+    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "kimi_k2": "deepseek_v3", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 })  # fmt: skip
-# Keys that have an effect, but are supported only with these values.
+# Keys that have an effect, but are supported only with these values; of one `model_type`, if it is in front.
 SUPPORTED_ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "use_bidirectional_attention": (None, False, "vision"),
     "conv_bias": (False,),
     "decoder_sparse_step": (1,),
     "mlp_only_layers": (None, []),
-    "n_group": (1,),
-    "topk_group": (1,),
+    "deepseek_v2.norm_topk_prob": (None, False),  # means one thing to transformers, and another to DeepSeek
+    "deepseek_v2.scoring_func": ("softmax",),
+    "deepseek_v3.scoring_func": ("sigmoid",),
+    "rope_interleave": (True,),
+    "topk_method": ("greedy", "group_limited_greedy"),
     "swiglu_alpha": (1.702,),
     "swiglu_limit": (7.0,),
 })  # fmt: skip
@@ -135,20 +149,21 @@ KINDS = ("full_attention", "sliding_attention")
 
 # Keys that are common in published files, and have no effect on what a network computes.
 HARMLESS = frozenset([
-    "architectures", "attention_bias", "attention_dropout", "attn_output_gate", "auto_map", "block_dim",
-    "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
-    "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "conv_dim", "conv_dim_out",
-    "conv_use_xavier_init", "dtype", "embd_pdrop", "eos_token_id", "experts_per_token", "full_attn_mod",
-    "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
+    "architectures", "attention_bias", "attention_dropout", "attn_output_gate", "auto_map", "aux_loss_alpha",
+    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+    "block_use_xavier_init", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "conv_dim",
+    "conv_dim_out", "conv_use_xavier_init", "dtype", "embd_pdrop", "eos_token_id", "ep_size", "experts_per_token",
+    "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
     "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id",
-    "layer_switch", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "num_heads", "num_mtp_layers",
-    "num_nextn_predict_layers", "order_of_interleaved_layers", "output_attentions", "output_hidden_states",
-    "output_router_logits", "pad_token_id", "position_embedding_type", "pretraining_tp", "problem_type", "qkv_bias",
-    "quantization", "quantization_config", "resid_pdrop", "return_dict", "rope_interleaved", "rope_scaling",
-    "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "sliding_window_size", "tie_embedding",
-    "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
-    "use_embedding_sharing", "use_flash_attention_2", "use_gated_activation", "use_parallel_block",
-    "use_parallel_embedding", "use_pos_enc", "use_qk_norm", "use_sliding_window",
+    "layer_switch", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "moe_layer_freq", "num_heads",
+    "num_mtp_layers", "num_nextn_predict_layers", "order_of_interleaved_layers", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pad_token_id", "position_embedding_type", "pretraining_tp",
+    "problem_type", "qk_head_dim", "qkv_bias", "quantization", "quantization_config", "resid_pdrop", "return_dict",
+    "rope_interleaved", "rope_scaling", "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "seq_aux",
+    "sliding_window_size", "tie_embedding", "tokenizer_class", "topk_method", "torch_dtype", "transformers.js_config",
+    "transformers_version", "unk_token_id", "use_cache", "use_embedding_sharing", "use_flash_attention_2",
+    "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "use_pos_enc", "use_qk_norm",
+    "use_sliding_window",
     # How texts are generated: older versions of transformers wrote this into the same file.
     "do_sample", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
     "num_return_sequences", "repetition_penalty", "task_specific_params", "temperature", "top_k", "top_p", "typical_p",
@@ -191,7 +206,7 @@ def complete(model_type: str, written: Mapping[str, Any]) -> dict[str, Any]:
     if config["num_key_value_heads"] is None:
         config["num_key_value_heads"] = config["num_attention_heads"]
     if config["head_dim"] is None:
-        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        config["head_dim"] = config.get("qk_rope_head_dim", config["hidden_size"] // config["num_attention_heads"])
     if not config.get("use_sliding_window", True):
         config["sliding_window"] = None
     if model_type == "smollm3" and config["no_rope_layers"] is None:

@@ -51,7 +51,9 @@ KEYS = {
     "intermediate_size": "feed_forward_length",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "max_position_embeddings": "context_length",
+    "kv_lora_rank": "attention.kv_lora_rank",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "n_group": "expert_group_count",
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "norm_eps": "attention.layer_norm_rms_epsilon",
@@ -61,10 +63,12 @@ KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "num_hidden_layers": "block_count",
     "num_key_value_heads": "attention.head_count_kv",
+    "q_lora_rank": "attention.q_lora_rank",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "routed_scaling_factor": "expert_weights_scale",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "topk_group": "expert_group_used_count",
     "vocab_size": "vocab_size",
 }
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
@@ -176,7 +180,8 @@ class _Config:
         """Raise for a key that the network would need; name those of which that is not known in a warning."""
         unknown = []
         for key, value in self._written.items():
-            allowed = configurations.SUPPORTED_ONLY.get(key)
+            allowed = configurations.SUPPORTED_ONLY.get(f"{self.model_type}.{key}")
+            allowed = allowed or configurations.SUPPORTED_ONLY.get(key)
             has_effect = configurations.has_effect(self.model_type, key, value)
             if has_effect and allowed is not None and value not in allowed:
                 raise self.error(key, f"{value!r:.60} is not supported")
