@@ -280,7 +280,8 @@ class Dispatch(Generic[P, R]):
         """Run the body on canonical arguments; `wrapped` if the result is to be in wrappers."""
         with library.quiet():
             if not library.wrapper:
-                return _each(library.arrayed, self.apply(self._body, arguments))
+                body = functools.partial(self.apply, self._body)
+                return _each(library.arrayed, library.over_parts(body, arguments, self._rows))
             result = self.apply(self._body, {name: library.wrap(value) for name, value in arguments.items()})
             return result if wrapped else _each(library.unwrap, result)
 

@@ -15,6 +15,7 @@ from tensorops.typing import Array, Namespace
 if TYPE_CHECKING:
     import numpy as np
 
+    from tensorops._row_axes import RowAxes
     from tensorops.hardware.accelerator import Accelerator
     from tensorops.hardware.machine import Machine
     from tensorops.libraries._options import DeviceConfig
@@ -85,6 +86,9 @@ class Library:
         Makes a function, whose arguments may be ``None``, keep only its arguments for derivatives.
     over_blocks
         What `tensorops.libraries.over_blocks` does for several blocks, if a loop in Python does not suit it.
+    over_parts
+        Runs a body on arguments by name, where the types of arrays may say how they are split over devices; is also
+        given what an operator declares of its axes.
     runtime
         ``"module:class"`` of its `tensorops.libraries.Runtime`, for its devices and memory.
     jit
@@ -132,6 +136,9 @@ class Library:
     constant: Callable[[Array], Array] = _itself
     recomputed: Callable[[Callable[..., Array]], Callable[..., Array]] = lambda function: function
     over_blocks: Callable[..., Array] | None = None
+    over_parts: Callable[[Callable[[dict[str, Any]], Any], dict[str, Any], Callable[..., RowAxes] | None], Any] = (
+        lambda function, arguments, rows: function(arguments)
+    )
     runtime: str = "tensorops.libraries:Runtime"
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     wait: Callable[[list[Any]], object] | None = None

@@ -33,6 +33,7 @@ from tensorops.typing import Array
 if TYPE_CHECKING:
     import numpy as np
 
+    from tensorops._row_axes import RowAxes
     from tensorops.hardware.accelerator import Accelerator
     from tensorops.hardware.machine import Machine
 
@@ -73,6 +74,14 @@ def _constant(x: Array) -> Array:
     import jax
 
     return jax.lax.stop_gradient(x)
+
+
+def _over_parts(
+    function: Callable[[dict[str, Any]], Any], arguments: dict[str, Any], rows: Callable[..., RowAxes] | None
+) -> Any:
+    from tensorops.libraries._jax_meshes import over_parts
+
+    return over_parts(function, arguments, rows)
 
 
 def _over_blocks(
@@ -160,6 +169,7 @@ LIBRARY = Library(
     from_numpy=_from_numpy,
     constant=_constant,
     over_blocks=_over_blocks,
+    over_parts=_over_parts,
     runtime="tensorops.libraries.jax:JaxRuntime",
     jit=_jit,  # without it, each operation is compiled for each shape
     wait=_wait,

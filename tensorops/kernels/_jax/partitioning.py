@@ -14,23 +14,18 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorops._providers import GENERIC
-from tensorops._row_axes import RowAxes
+from tensorops._row_axes import Correspondence, RowAxes, Split
+from tensorops.libraries._jax_meshes import Placement, on_parts, specs_of_parts, typed_placement
 from tensorops.typing import Array
 
 if TYPE_CHECKING:
     from tensorops.kernels._jax.primitive import Call
-
-Shape: TypeAlias = tuple[int, ...]
-Split: TypeAlias = tuple[Any, ...]
-"""How an axis is split: which part each device holds, counted from 0, or over which axes of a mesh."""
-Placement: TypeAlias = tuple[Any, tuple[Any, ...]]
-"""A mesh, and for each array a `PartitionSpec`."""
 
 
 def can_divide(platform: str) -> bool:
@@ -73,7 +68,7 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
     if call.statistics:  # for kernels of derivatives, which have no rule here
         return None
     module = ctx.module_context
-    if placement := _of_context(call.placement) or _typed_placement(ctx.avals_in):
+    if placement := _of_context(call.placement) or typed_placement(ctx.avals_in):
         mapped = functools.partial(_mapped, call, placement, ctx.avals_out)
         return mlir.lower_fun(mapped, multiple_results=True)(ctx, *operands)
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
@@ -99,7 +94,7 @@ def _divided(call: Call, *arrays: Array) -> list[Array]:
     correspondence = Correspondence.of(rows, shapes)
     split = custom_partitioning(lambda *operands: list(operands[len(arrays) :]))
     partition = functools.partial(_partition, call, correspondence)
-    split.def_partition(partition, decode_shardings=False, sharding_rule=correspondence.rule())
+    split.def_partition(partition, decode_shardings=False, sharding_rule=_rule(correspondence))
     return list(split(*arrays, *results))
 
 
@@ -124,95 +119,29 @@ def _partition(
     return mesh, kernel, shardings[count:], (*shardings[:count], *unused)
 
 
-class Correspondence(NamedTuple):
-    """Which dimensions of arrays and results are divided together."""
+def _rule(of: Correspondence) -> Any:
+    """Return Shardy's rule for a call that takes the arrays and the results of the body."""
+    from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
 
-    arrays: int  # how many of the shapes are those of arrays
-    shapes: list[Shape]  # the shapes of the arrays, then those of the results
-    # Equal for dimensions that are divided together, in each shape; None for one element for all of the axis.
-    keys: list[tuple[int | None, ...]]
-    whole: frozenset[int]  # the keys of what is not divided
-    # The places of arrays that apply to all rows and are small: if they are split, they are gathered.
-    vectors: frozenset[int]
+    others = (f"own{i}" for i in itertools.count())
+    shortest: dict[int | None, int] = {}
+    for key, n in of.dimensions():
+        shortest[key] = min(shortest.get(key, n), n)
+    sizes: dict[str, int] = {}
 
-    @classmethod
-    def of(cls, rows: RowAxes, shapes: list[Shape]) -> Correspondence:
-        """Return what an operator declares of arrays, and of as many results as there are more shapes."""
-        every = [*rows.arrays.values()] + [rows.result] * (len(shapes) - len(rows.arrays))
-        lengths: dict[int, int] = {}
-        for axes, shape in zip(rows.arrays.values(), shapes, strict=False):
-            for axis, n in zip(axes, shape, strict=True):
-                lengths[axis] = max(lengths.get(axis, 1), n)
-        same = {axis: axis for axis in lengths}
-        for group in rows.together:
-            several = [axis for axis in group if lengths[axis] > 1]
-            same |= dict.fromkeys(several, several[0]) if several else {}
-        keys = [
-            tuple(same[axis] if n == lengths[axis] else None for axis, n in zip(axes, shape, strict=True))
-            for axes, shape in zip(every, shapes, strict=True)
-        ]
-        divided = {same[axis] for group in rows.together for axis in group}
-        vectors = [i for i, name in enumerate(rows.arrays) if i >= rows.sharing and len(rows.arrays[name]) == 1]
-        return cls(len(rows.arrays), shapes, keys, frozenset(rows.whole) - divided, frozenset(vectors))
+    def factor(key: int | None, n: int) -> Any:
+        if key is None:
+            return next(others)
+        if n == shortest[key]:
+            return f"axis{key}"
+        sizes[f"axis{key}of{n}"] = n // shortest[key]
+        return CompoundFactor(f"axis{key}", f"axis{key}of{n}")
 
-    def rule(self) -> Any:
-        """Return Shardy's rule for a call that takes the arrays and the results of the body."""
-        from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
-
-        others = (f"own{i}" for i in itertools.count())
-        shortest: dict[int | None, int] = {}
-        for key, n in self._dimensions():
-            shortest[key] = min(shortest.get(key, n), n)
-        sizes: dict[str, int] = {}
-
-        def factor(key: int | None, n: int) -> Any:
-            if key is None:
-                return next(others)
-            if n == shortest[key]:
-                return f"axis{key}"
-            sizes[f"axis{key}of{n}"] = n // shortest[key]
-            return CompoundFactor(f"axis{key}", f"axis{key}of{n}")
-
-        found = [
-            ArrayMapping(*(factor(key, n) for key, n in zip(keys, shape, strict=True)))
-            for keys, shape in zip(self.keys, self.shapes, strict=True)
-        ]
-        return SdyShardingRule(tuple(found), tuple(found[self.arrays :]), **sizes)
-
-    def _dimensions(self) -> list[tuple[int | None, int]]:
-        return [
-            pair for keys, shape in zip(self.keys, self.shapes, strict=True) for pair in zip(keys, shape, strict=True)
-        ]
-
-    def unsuitable(self, parts: Sequence[Shape]) -> tuple[int, int] | None:
-        """Return which axis the kernel cannot have in that many parts, if there is one, after the place of its array.
-
-        Results may be left out. Parts of unequal length would be filled with elements that no kernel expects.
-        """
-        for i, (keys, counts) in enumerate(zip(self.keys, parts, strict=False)):
-            for axis, (key, count) in enumerate(zip(keys, counts, strict=True)):
-                needed = i < self.arrays and i not in self.vectors and (key is None or key in self.whole)
-                uneven = key is not None and any(n % count for other, n in self._dimensions() if other == key)
-                if count > 1 and (needed or uneven):
-                    return i, axis
-        return None
-
-    def split(self, held: Sequence[Sequence[Split]], fits: Callable[[Sequence[Split]], bool], no: Split) -> list[Any]:
-        """Return how to split the axes of each array and result, `no` if not at all.
-
-        Axes are split as in the results, then as in the first array in which they are, if this fits all arrays.
-        """
-        found: dict[int | None, Split] = {}
-
-        def of_arrays(found: dict[int | None, Split]) -> list[list[Split]]:
-            return [[found.get(key, no) for key in keys] for keys in self.keys]
-
-        for i in (*range(self.arrays, len(held)), *range(self.arrays)):
-            for key, split in zip(self.keys[i], held[i], strict=True):
-                fixed = key is None or key in self.whole or key in found or i in self.vectors
-                if not fixed and any(split) and all(map(fits, of_arrays({**found, key: split}))):
-                    found[key] = split
-        return of_arrays(found)
+    found = [
+        ArrayMapping(*(factor(key, n) for key, n in zip(keys, shape, strict=True)))
+        for keys, shape in zip(of.keys, of.shapes, strict=True)
+    ]
+    return SdyShardingRule(tuple(found), tuple(found[of.arrays :]), **sizes)
 
 
 # ------------------------------------------------------------------------------------ shardings that are known before
@@ -238,88 +167,16 @@ def _of_context(placement: Placement | None) -> Placement | None:
     return placement if placement and (context.empty or context == placement[0].abstract_mesh) else None
 
 
-def _typed_placement(types: Sequence[Any]) -> Placement | None:
-    """Return how types say that arrays are split, if they say it of all axes of one mesh."""
-    import jax
-
-    meshes = {a.sharding.mesh for a in types if not a.sharding.mesh.empty}
-    explicit = getattr(getattr(jax.sharding, "AxisType", None), "Explicit", None)
-    mesh = meshes.pop() if len(meshes) == 1 else None
-    if mesh is None or not all(kind == explicit for kind in mesh.axis_types):
-        return None
-    return mesh, tuple(a.sharding.spec for a in types)
-
-
-def typed_results(call: Call, arrays: Sequence[Any]) -> list[Any] | None:
-    """Return the types of results that are split as types of arrays say, or ``None`` if the body tells them."""
-    import jax
-
-    placement = _typed_placement(arrays)
-    if placement is None:
-        return None
-    rows: list[RowAxes | None] = []
-
-    def body(*arrays: Array) -> list[Array]:
-        rows.append(call.row_axes(*arrays))
-        return call.body(*arrays)
-
-    results = jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)).out_avals
-    specs = _specs(rows[0], placement, arrays, results)
-    if specs is None:
-        return None
-    shardings = [jax.sharding.NamedSharding(placement[0], spec) for spec in specs[len(arrays) :]]
-    return [y.update(sharding=sharding) for y, sharding in zip(results, shardings, strict=True)]
-
-
 def _mapped(call: Call, placement: Placement, results: Sequence[Any], *arrays: Array) -> list[Array]:
     """Return the results of the kernel on parts that are known, or of the body."""
-    import jax
-
-    specs = _specs(call.row_axes(*arrays), placement, arrays, results)
+    specs = specs_of_parts(call.row_axes(*arrays), placement, arrays, [tuple(y.shape) for y in results])
     if specs is None:
         return call.body(*arrays)
-    mesh = placement[0]
-    inputs, outputs = tuple(specs[: len(arrays)]), specs[len(arrays) :]
-    if _typed_placement([jax.typeof(a) for a in arrays]):
-        shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in inputs]
-        arrays = tuple(jax.sharding.reshard(a, sharding) for a, sharding in zip(arrays, shardings, strict=True))
 
     def kernel(*parts: Array) -> list[Array]:
         return dataclasses.replace(call, placement=None).bind(*parts)
 
-    return list(jax.shard_map(kernel, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)(*arrays))
-
-
-def _specs(
-    rows: RowAxes | None, placement: Placement, arrays: Sequence[Any], results: Sequence[Any]
-) -> list[Any] | None:
-    """Return how to split arrays, and results of which nothing is known, or ``None`` for the body."""
-    import jax
-
-    if rows is None or any(0 in a.shape for a in arrays):
-        return None
-    mesh, specs = placement
-    held = [[*map(_names, spec), *[()] * (a.ndim - len(spec))] for a, spec in zip(arrays, specs, strict=True)]
-    parts = [tuple(math.prod(mesh.shape[name] for name in names) for names in own) for own in held]
-    correspondence = Correspondence.of(rows, [tuple(a.shape) for a in (*arrays, *results)])
-    if correspondence.unsuitable(parts):
-        return None
-    held += [[()] * y.ndim for y in results]
-    return [
-        jax.sharding.PartitionSpec(*(names or None for names in own))
-        for own in correspondence.split(held, _are_distinct, ())
-    ]
-
-
-def _are_distinct(own: Sequence[Split]) -> bool:
-    """Return whether each axis of a mesh splits one axis of an array."""
-    names = [name for part in own for name in part]
-    return len(set(names)) == len(names)
-
-
-def _names(part: Any) -> Split:
-    """Return the axes of a mesh that one entry of a `PartitionSpec` names."""
-    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+    return list(on_parts(kernel, placement[0], specs[: len(arrays)], specs[len(arrays) :], arrays))
 
 
 # --------------------------------------------------------------------------------------------------- XLA's shardings

@@ -27,6 +27,7 @@ from tensorops._kernel import BY_BODY, Configuration
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops.kernels._jax import partitioning
+from tensorops.libraries._jax_meshes import Placement, over_parts
 from tensorops.typing import Array
 
 _MOST_KNOWN = 4096
@@ -100,17 +101,22 @@ class Call:
     statistics: tuple[Callable[..., Array], ...] = ()
     correspond: Callable[..., RowAxes] | None = None
     tuned: tuple[tuple[str, int], ...] = ()
-    placement: partitioning.Placement | None = None
+    placement: Placement | None = None
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
         import jax
 
+        def compute(arguments: dict[str, Any]) -> tuple[Array, ...]:
+            result = self.operator.compute(**arguments)
+            results = result if isinstance(result, tuple) else (result,)
+            return *results, *(statistic(**arguments) for statistic in self.statistics)
+
+        def rows(**arguments: Any) -> RowAxes | None:
+            return None if self.statistics else self.row_axes(*(arguments[name] for name in self.names))
+
         arrays = tuple(jax.numpy.asarray(a) for a in arrays)  # constants of a program can be NumPy's
-        arguments = {**dict(zip(self.names, arrays, strict=True)), **dict(self.options)}
-        result = self.operator.compute(**arguments)
-        results = result if isinstance(result, tuple) else (result,)
-        return [*results, *(statistic(**arguments) for statistic in self.statistics)]
+        return list(over_parts(compute, {**dict(zip(self.names, arrays, strict=True)), **dict(self.options)}, rows))
 
     def bind(self, *arrays: Array) -> list[Array]:
         """Return the results of the primitive, which a provider computes when the program is compiled."""
@@ -335,8 +341,7 @@ def _abstract(compute: Callable[..., Any], *arrays: Any, **parameters: Any) -> A
 
 
 def _abstract_results(*arrays: Any, call: Call) -> Any:
-    typed = None if call.statistics else partitioning.typed_results(call, arrays)
-    return typed or _abstract(_run_body, *arrays, call=call)
+    return _abstract(_run_body, *arrays, call=call)
 
 
 def _lower(rule: Rule, ctx: Any, *operands: Any, body: Callable[..., Any] = _run_body, **parameters: Any) -> Any:
