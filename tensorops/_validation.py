@@ -1,11 +1,12 @@
 """Argument checks, all in the caller's terms: ``operator: argument …``.
 
-They read only metadata. The exceptions are `require_indices` and `require_counts`, which read the values of eager
-arrays in host memory, where reading is cheap.
+They read only metadata. The exceptions are `checked_indices` and `checked_counts`, which read the values of eager
+arrays in host memory, where reading is cheap, and let lazy arrays be read when they are computed.
 """
 
 from __future__ import annotations
 
+import functools
 from math import inf
 from numbers import Integral, Number, Real
 from typing import Any
@@ -212,21 +213,35 @@ def as_axes(axis: int | tuple[int, ...] | None) -> tuple[int, ...]:
     return axis
 
 
-def require_indices(operator: str, name: str, ids: Array, size: int, xp: Namespace) -> None:
-    """Raise `ValueError` if an eager array in host memory holds an index outside ``[0, size)``."""
-    _require_range(operator, f"{name} has the index", ids, size - 1, xp)
+def checked_indices(operator: str, name: str, ids: Array, size: int, xp: Namespace) -> Array:
+    """Return indices, which are errors if they lie outside ``[0, size)``, as far as a library can tell.
+
+    An eager array in host memory raises `ValueError` here, a lazy one when it is computed.
+    """
+    return _checked(f"{operator}: {name} has the index", ids, size - 1, xp)
 
 
-def require_counts(operator: str, name: str, counts: Array, most: int, xp: Namespace) -> None:
-    """Raise `ValueError` if an eager array in host memory holds a number outside ``[0, most]``."""
-    _require_range(operator, f"{name} has the number", counts, most, xp)
+def checked_counts(operator: str, name: str, counts: Array, most: int, xp: Namespace) -> Array:
+    """Return numbers, which are errors if they lie outside ``[0, most]``, as `checked_indices` does."""
+    return _checked(f"{operator}: {name} has the number", counts, most, xp)
 
 
-def _require_range(operator: str, what: str, values: Array, most: int, xp: Namespace) -> None:
+def _checked(what: str, values: Array, most: int, xp: Namespace) -> Array:
+    library = library_of(values)
+    if library is not None and library.lazy:
+        return library.checked(values, functools.partial(_require_range, what, most))
+    _require_range(what, most, values, xp)
+    return values
+
+
+def _require_range(what: str, most: int, values: Array, xp: Namespace | None = None) -> None:
     if 0 in values.shape or not has_host_values(values):
         return
+    library = library_of(values)
+    assert library is not None
+    xp = xp or library.xp
     signed = _dtypes.widen_integers(xp, values, creation_device(values))  # torch has no minimum of unsigned integers
     low, high = int(xp.min(signed)), int(xp.max(signed))
     if low < 0 or high > most:
         wrong = high if low >= 0 else low if _dtypes.dtype_name(values) != "uint64" else low + 2**64
-        raise ValueError(f"{operator}: {what} {wrong}, outside 0 … {most}")
+        raise ValueError(f"{what} {wrong}, outside 0 … {most}")

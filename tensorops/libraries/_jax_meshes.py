@@ -1,9 +1,9 @@
 """Bodies on JAX arrays whose types say how they are split over the devices of a mesh (`AxisType.Explicit`).
 
-On such arrays JAX derives how each intermediate result is split, and refuses what it cannot derive, as it does for many
-gathers, sorts and reshapes, and their derivatives. A body therefore runs where nothing is to be derived: on each device's
-part if the operator computes parts from parts, else with the axes of the mesh left to XLA. Either way, how the results
-are split is known from the operator's row axes.
+On such arrays JAX derives how each intermediate result is split, and refuses what it cannot derive, such as many
+gathers, sorts and reshapes, and their derivatives. A body therefore runs where nothing is to be derived: on each
+device's part if the operator computes parts from parts, else with the axes of the mesh left to XLA. Either way, how the
+results are split follows from the operator's row axes.
 """
 
 from __future__ import annotations

@@ -78,6 +78,8 @@ class Library:
         Returns whether an array is eager and in host memory, so that reading a value is cheap.
     lazy
         Whether reading a value computes a graph that its owner meant to compute later.
+    checked
+        Returns a lazy array whose values are given to a function, in parts, when they are computed; it may raise.
     sums_in_order
         Whether its sums along some axes add one element after another, so that long ones lose digits; see `ops._sums`.
     constant
@@ -132,6 +134,7 @@ class Library:
     take_along: Callable[[Array, Array, int], Array] | None = None
     host_values: Callable[[Array], bool] = lambda x: False
     lazy: bool = False
+    checked: Callable[[Array, Callable[[Array], None]], Array] = lambda x, check: x
     sums_in_order: bool = False
     constant: Callable[[Array], Array] = _itself
     recomputed: Callable[[Callable[..., Array]], Callable[..., Array]] = lambda function: function

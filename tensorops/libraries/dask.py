@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tensorops.libraries._arrays import numpy_quiet
@@ -25,6 +25,15 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
     # Dask cannot estimate the memory of objects, so it cannot choose the number of blocks.
     return da.from_array(a, chunks=-1 if a.dtype.hasobject else "auto")
+
+
+def _checked(x: Array, check: Callable[[Array], None]) -> Array:
+    return x.map_blocks(_seen, check, dtype=x.dtype, meta=x._meta)
+
+
+def _seen(block: Array, check: Callable[[Array], None]) -> Array:
+    check(block)
+    return block
 
 
 def _wait(arrays: list[Any]) -> object:
@@ -56,6 +65,7 @@ LIBRARY = Library(
     slow=True,
     sums_in_order=True,
     lazy=True,
+    checked=_checked,
     extra="dask",
 )
 

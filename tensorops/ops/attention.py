@@ -16,11 +16,11 @@ from tensorops._validation import (
     as_integer,
     as_number,
     as_positive_number,
+    checked_counts,
+    checked_indices,
     plural,
     require_broadcastable,
-    require_counts,
     require_floating,
-    require_indices,
     require_integer,
     require_ndim,
     require_same_dtype,
@@ -449,7 +449,7 @@ def _reach(
     back = keys if left is None else q.shape[2] + left  # no query attends further back from the end
     if lengths is None:
         return _Reach(0 if left is None else keys - min(back, keys), keys, differs=False)
-    require_counts("scaled_dot_product_attention", "lengths", lengths, keys, xp)
+    lengths = checked_counts("scaled_dot_product_attention", "lengths", lengths, keys, xp)
     end = _clipped(xp, widen_integers(xp, lengths, creation_device(lengths)), keys)
     if dtype_name(end).startswith("uint"):  # where the library lacks int64
         end = xp.astype(end, xp.int32)
@@ -480,7 +480,7 @@ def _usable_table(xp: Namespace, page_table: Array, reach: _Reach, num_pages: in
     )
     used = xp.broadcast_to((start < end) & (start + page_size > first), table.shape)
     table = xp.where(used, table, xp.zeros_like(table))
-    require_indices("scaled_dot_product_attention", "page_table", table, num_pages, xp)
+    table = checked_indices("scaled_dot_product_attention", "page_table", table, num_pages, xp)
     return _clipped(xp, table, max(num_pages - 1, 0))
 
 

@@ -15,8 +15,8 @@ from tensorops._validation import (
     as_choice,
     as_integer,
     as_number,
+    checked_indices,
     require_floating,
-    require_indices,
     require_integer,
     require_ndim,
     shown,
@@ -184,7 +184,7 @@ def grouped_linear(
            [0.5]])
     """
     xp = get_namespace(x, experts, weight, bias)
-    require_indices("grouped_linear", "experts", experts, weight.shape[0], xp)
+    experts = checked_indices("grouped_linear", "experts", experts, weight.shape[0], xp)
 
     def multiply(rows: Array, expert: Array) -> Array:
         wide, w, b = widen(xp, rows, xp.take(weight, expert, axis=0), _taken(xp, bias, expert))
@@ -255,7 +255,7 @@ def grouped_quantized_linear(
            [ 4.]])
     """
     xp = get_namespace(x, experts, weight, scales, biases)
-    require_indices("grouped_quantized_linear", "experts", experts, weight.shape[0], xp)
+    experts = checked_indices("grouped_quantized_linear", "experts", experts, weight.shape[0], xp)
 
     def multiply_blocks(rows: Array, expert: Array) -> Array:
         (wide,) = widen(xp, rows)

@@ -9,7 +9,7 @@ from tensorops import formats
 from tensorops._dtypes import compute_dtype, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._validation import as_choice, require_floating, require_indices, require_integer, require_ndim
+from tensorops._validation import as_choice, checked_indices, require_floating, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
 from tensorops.ops.activation import geglu, gelu, reglu, relu, sigmoid, silu, swiglu
@@ -291,7 +291,7 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT], *, format: str | None
            [0., 1.]])
     """
     xp = get_namespace(ids, weight)
-    require_indices("embedding", "ids", ids, weight.shape[0], xp)
+    ids = checked_indices("embedding", "ids", ids, weight.shape[0], xp)
     flat = xp.reshape(widen_integers(xp, ids, creation_device(ids)), (-1,))
     of = None if format is None else formats.get(format)
     if isinstance(of, formats.Interleaved):

@@ -26,8 +26,8 @@ from tensorops._validation import (
     as_integer,
     as_nonnegative_number,
     as_share,
+    checked_indices,
     require_floating,
-    require_indices,
     require_ndim,
 )
 from tensorops.backends import get_namespace
@@ -424,7 +424,7 @@ def _counted(xp: Namespace, name: str, targets: Array, ignore_index: int, classe
     else:  # no target can be ignored, and libraries do not compare with a number outside the dtype's range
         counted = targets == targets
     numbers = xp.where(counted, targets, xp.zeros_like(targets))
-    require_indices(name, "targets", numbers, classes, xp)
+    numbers = checked_indices(name, "targets", numbers, classes, xp)
     return counted, widen_integers(xp, numbers, device)
 
 

@@ -11,9 +11,9 @@ from tensorops._validation import (
     as_bool,
     as_integer,
     as_positive_number,
+    checked_indices,
     require_broadcastable,
     require_floating,
-    require_indices,
     require_ndim,
     require_same_dtype,
     require_same_shape,
@@ -229,7 +229,7 @@ def rope(
     xp = get_namespace(x, positions, freqs, cos, sin)
     assert dims is not None
     if cos is not None and positions is not None:
-        require_indices("rope", "positions", positions, cos.shape[0], xp)
+        positions = checked_indices("rope", "positions", positions, cos.shape[0], xp)
     if dims == 0 or 0 in x.shape:
         return anew(xp, x)  # nothing to rotate
     c, s = _cosines_and_sines(xp, x, positions, base, freqs, cos, sin, dims)

@@ -7,6 +7,7 @@ early in `test_transformations`.
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -221,6 +222,70 @@ def test_empty_blocks():
 def test_special_values_give_no_warnings():
     x = da.from_array(np.full((2, 4), -np.inf, np.float32))
     assert np.isnan(tp.softmax(x).compute(scheduler="threads")).all()
+
+
+# --- indices ------------------------------------------------------------------------------------------
+
+TABLE, MATRICES = A[:, :4], np.stack([A, -A, A + 1])
+POSITIONS = {"cos": np.cos(TABLE), "sin": np.sin(TABLE)}
+INDEXED = {  # the operator, the arguments as a function of indices, the indices, the largest that is allowed
+    "embedding": ("embedding", lambda i: ((i, A), {}), np.array([[1, 5], [0, 3]]), 5),
+    "mean": ("cross_entropy", lambda i: ((A, i), {}), np.array([0, 7, 1, -100, 2, 3]), 7),
+    "sum": ("cross_entropy", lambda i: ((A, i), {"reduction": "sum"}), np.arange(6), 7),
+    "none": ("cross_entropy", lambda i: ((A, i), {"reduction": "none"}), np.arange(6), 7),
+    "weighted": ("cross_entropy", lambda i: ((A, i, np.abs(W)), {"label_smoothing": 0.1}), np.arange(6), 7),
+    "linear mean": ("linear_cross_entropy", lambda i: ((A, MATRICES[0], i), {}), np.arange(6), 5),
+    "linear none": ("linear_cross_entropy", lambda i: ((A, MATRICES[0], i), {"reduction": "none"}), np.arange(6), 5),
+    "experts": ("grouped_linear", lambda i: ((A, i, MATRICES), {}), np.array([0, 2, 1, 1, 0, 2]), 2),
+    "positions": ("rope", lambda i: ((A[None, None], i), POSITIONS), np.array([0, 5, 1, 2, 4, 3]), 5),
+    "lengths": (
+        "scaled_dot_product_attention",
+        lambda i: ((A[:, None, None], A[:, None, None], A[:, None, None]), {"lengths": i}),
+        np.array([1, 0, 1, 1, 0, 1]),
+        1,
+    ),
+    "pages": (
+        "scaled_dot_product_attention",
+        lambda i: ((A[:2, None, None], MATRICES[:, None], MATRICES[:, None]), {"page_table": i}),
+        np.array([[0, 2], [1, 0]]),
+        2,
+    ),
+}
+
+
+def blockings(call, split):
+    """Return a call with its arrays as Dask's, in blocks of two along the axes that `split` names from the front."""
+
+    def lazy(a):
+        return da.from_array(a, chunks=tuple(2 if i in split else -1 for i in range(a.ndim)))
+
+    return support.map_arrays(lazy, call)
+
+
+@pytest.mark.parametrize("split", [(), (0,), (1,), (0, 1, 2)], ids=["one_block", "rows", "columns", "both"])
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_out_of_range_are_errors_when_they_are_computed(name, split):
+    """As on NumPy arrays, in whatever blocks they are, and not before."""
+    operator, call, indices, most = INDEXED[name]
+    args, options = call(indices)
+    expected = REFERENCES[operator](*args, **options)
+
+    def refuse(*_, **__):
+        raise AssertionError("something was computed early")
+
+    args, options = blockings((args, options), split)
+    assert_matches(OPERATORS[operator](*args, **options).compute(), expected, "float32", tolerance=64, scale_axis=None)
+    for wrong in (most + 1, -1):
+        changed = indices.copy()
+        changed[-1:] = wrong
+        args, options = call(changed)
+        with pytest.raises(ValueError, match="outside") as said:
+            OPERATORS[operator](*args, **options)
+        args, options = blockings((args, options), split)
+        with dask.config.set(scheduler=refuse):
+            y = OPERATORS[operator](*args, **options)
+        with pytest.raises(ValueError, match=re.escape(str(said.value))):
+            y.compute()
 
 
 # --- where blocks are computed ------------------------------------------------------------------------
