@@ -269,9 +269,9 @@ def scaled_dot_product_attention(
     ValueError
         If shapes do not match, or `window`, `softcap` or `scale` is invalid, or there is no format `kv_format`, or rows
         are not whole blocks of it, or if a length or a page that is in use is out of range. The values of lengths and
-        pages are read from arrays of NumPy and eager torch in host memory, and from Dask's blocks of these when they
-        are computed. Elsewhere, where arrays may be traced, lazy or on an accelerator, they are clamped: a negative
-        length counts as 0, one beyond the keys as all of them, and a page out of range as the nearest.
+        pages are read from arrays of NumPy and eager torch in host memory, and from Dask's when they are computed.
+        Elsewhere, where arrays may be traced or on an accelerator, they are clamped: a negative length counts as 0, one
+        beyond the keys as all of them, and a page out of range as the nearest.
 
     References
     ----------

@@ -165,9 +165,9 @@ def grouped_linear(
     TypeError
         If `experts` are not integers, or another input is not floating point.
     ValueError
-        If shapes do not match, or `experts` has an index out of range. Indices that are traced, lazy or on an
-        accelerator are not checked: the results of rows whose index is out of range are NaN. The kernel for JAX
-        raises its own error.
+        If shapes do not match, or `experts` has an index out of range. Indices of Dask are checked when they are
+        computed. Indices that are traced or on an accelerator are not: the results of rows whose index is out of range
+        are NaN. The kernel for JAX raises its own error.
 
     References
     ----------

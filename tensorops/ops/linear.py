@@ -279,9 +279,10 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT], *, format: str | None
     TypeError
         If `ids` are not integers, or `weight` is not floating point.
     ValueError
-        If `weight` does not have two dimensions, or an id is out of range. Ids that are traced, lazy or on an
-        accelerator are not checked: kernels on OpenCL and CUDA devices give a row of NaN for one that is out of range,
-        compiled torch raises its own error, and elsewhere the library's own rule applies.
+        If `weight` does not have two dimensions, or an id is out of range. Ids of Dask are checked when they
+        are computed. Ids that are traced or on an accelerator are not: kernels on OpenCL and CUDA devices give a row of
+        NaN for one that is out of range, compiled torch raises its own error, and elsewhere the library's own rule
+        applies.
 
     Examples
     --------

@@ -149,8 +149,9 @@ def cross_entropy(
     TypeError
         If `logits` or `weight` is not floating point, or `targets` are neither integers nor floating point.
     ValueError
-        If shapes do not match, an option is invalid, or a target is out of range. Targets that are traced, lazy, of JAX
-        or on an accelerator are not checked: the loss of one that is out of range is NaN.
+        If shapes do not match, an option is invalid, or a target is out of range. Targets of Dask are checked when
+        they are computed. Targets that are traced, of JAX or on an accelerator are not: the loss of one that is out of
+        range is NaN.
 
     Notes
     -----
@@ -341,8 +342,9 @@ def linear_cross_entropy(
     TypeError
         If an array is not floating point, or `targets` are neither integers nor floating point.
     ValueError
-        If shapes do not match, an option is invalid, or a target is out of range. Targets that are traced, lazy, of JAX
-        or on an accelerator are not checked: the loss of one that is out of range is NaN.
+        If shapes do not match, an option is invalid, or a target is out of range. Targets of Dask are checked when
+        they are computed. Targets that are traced, of JAX or on an accelerator are not: the loss of one that is out of
+        range is NaN.
 
     Notes
     -----

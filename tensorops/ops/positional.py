@@ -197,9 +197,9 @@ def rope(
         or not of integers with tables, or `cos` and `sin` differ in dtype.
     ValueError
         If `dims` is odd or larger than head_dim, `base` or `attention_factor` is not a positive number, shapes do not
-        match, tables are given with `base` or `freqs`, or a position is outside the tables. Positions that are
-        traced, lazy, of JAX or on an accelerator are not checked: kernels give NaN for one that is outside, and
-        elsewhere the library's own rule applies.
+        match, tables are given with `base` or `freqs`, or a position is outside the tables. Positions of
+        Dask are checked when they are computed. Positions that are traced, of JAX or on an accelerator are not: kernels
+        give NaN for one that is outside, and elsewhere the library's own rule applies.
 
     Notes
     -----
