@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tensorops import _dtypes
+from tensorops._pickling import Unpicklable
 
 BY_BODY = "the body"
 """A kernel's `derivative` where the library differentiates the operator's body."""
@@ -74,7 +75,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Unpicklable):
     """An override of one operator by one provider.
 
     Parameters
@@ -116,6 +117,11 @@ class Kernel:
         What computes gradients through it: the name of a compiled function, a library, or `BY_BODY`. Empty if its
         arrays have no gradients.
     """
+
+    _refusal = (
+        "a kernel cannot be pickled: it belongs to the process that registered it; "
+        "pickle the operator, which has it in each process"
+    )
 
     provider: str
     function: Callable[..., Any]

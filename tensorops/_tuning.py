@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from types import TracebackType
 from typing import Any
 
 from tensorops import _providers
 from tensorops._kernel import Configuration
 from tensorops._messages import nearest
 from tensorops._operator import OPERATORS, Operator
+from tensorops._pickling import Stamp
 from tensorops._validation import as_integer, shown
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Tuned, activate, settings_within
@@ -68,13 +70,42 @@ def tune(operator: str | Operator[..., Any], provider: str, /, **values: int) ->
     if not values:
         meanings = "; ".join(f"{name}: {line}" for name, line in configuration.parameters.items())
         raise ValueError(f"tune: no value was given; {kernel} has {meanings}")
-    return _tuned(
-        {Tuned(tuned_operator.__name__, provider, name, _positive(name, value)) for name, value in values.items()}
-    )
+    name = tuned_operator.__name__
+    return _Tuning({Tuned(name, provider, parameter, _positive(parameter, n)) for parameter, n in values.items()})
+
+
+class _Tuning(ContextDecorator):
+    """Values for the length of a block, or of each call of a decorated function; pickles by the kernel's names."""
+
+    def __init__(self, values: set[Tuned]) -> None:
+        self._values = values
+        self._block: AbstractContextManager[None] | None = None
+
+    def _recreate_cm(self) -> _Tuning:
+        return _Tuning(self._values)  # for each call of a decorated function
+
+    def __enter__(self) -> None:
+        if self._block is not None:
+            raise RuntimeError("tune: what it returns can be entered once; call tune again")
+        self._block = _in_force_within(self._values)
+        self._block.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._block is not None
+        self._block.__exit__(kind, error, tb)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        operator, provider = next(iter(self._values))[:2]
+        return _tuning_of, (Stamp(), operator, provider, {value.parameter: value.value for value in self._values})
+
+
+def _tuning_of(_: Stamp, operator: str, provider: str, values: dict[str, int]) -> AbstractContextManager[None]:
+    """Return what `tune` returned in another process; the kernel must be available here as well."""
+    return tune(operator, provider, **values)
 
 
 @contextmanager
-def _tuned(values: set[Tuned]) -> Iterator[None]:
+def _in_force_within(values: set[Tuned]) -> Iterator[None]:
     outer = in_force()
     replaced = {value[:3] for value in values}
     kept = {value for value in outer.tuned if value[:3] not in replaced}

@@ -181,6 +181,9 @@ class BackendList(Displayed, str):
         made._shown = table
         return made
 
+    def __getnewargs__(self) -> tuple[Table]:
+        return (self._shown,)  # of which copies and pickles are made
+
     def _table(self) -> Table:
         return self._shown
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from tensorops._pickling import Stamp, Unpicklable
 from tensorops._providers import require_provider
 from tensorops.backends.config_file import AUTO
 from tensorops.backends.probing import first_available
@@ -158,7 +159,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._unused = ""  # it has an effect elsewhere
-        return _chosen, (name_of(self._settings), self._settings.providers)
+        return _chosen, (Stamp(), name_of(self._settings), self._settings.providers)
 
     def __repr__(self) -> str:
         name = name_of(self._settings)
@@ -191,7 +192,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         _entered.set((*entered[:i], *later))
 
 
-def _chosen(name: str, providers: tuple[str, ...] | None) -> set_backend:
+def _chosen(_: Stamp, name: str, providers: tuple[str, ...] | None) -> set_backend:
     """Return the choice of another process, by its names; the backend must be available here as well."""
     return set_backend(name, providers=providers)
 
@@ -209,11 +210,11 @@ class _Bound(Generic[P, R]):
     def __reduce__(self) -> tuple[Any, ...]:
         settings = self._settings
         name = settings.backend and settings.backend.name
-        return _rebind, (self._function, name, settings.providers, settings.tuned)
+        return _rebind, (Stamp(), self._function, name, settings.providers, settings.tuned)
 
 
 def _rebind(
-    function: Callable[P, R], name: str | None, providers: tuple[str, ...] | None, tuned: tuple[Tuned, ...]
+    _: Stamp, function: Callable[P, R], name: str | None, providers: tuple[str, ...] | None, tuned: tuple[Tuned, ...]
 ) -> _Bound[P, R]:
     backend = None if name is None else first_available([resolve(name)])
     return _Bound(function, settings_of(backend, providers, tuned))
@@ -252,16 +253,15 @@ def bind_settings(function: Callable[P, R]) -> Callable[P, R]:
     return _Bound(function, in_force())
 
 
-@contextmanager
-def trace() -> Iterator[Trace]:
+def trace() -> AbstractContextManager[Trace]:
     """Record what runs: operators, kernels, namespaces, shapes and every transfer.
 
-    Yields
-    ------
-    Trace
-        A sequence of records, in the order in which operators finished; prints as a table. It grows while the block
-        runs, in this thread and in functions bound by `bind_settings`. An outer trace also records what an inner one
-        records.
+    Returns
+    -------
+    context manager of Trace
+        Can be entered once. The trace is a sequence of records, in the order in which operators finished; prints as a
+        table. It grows while the block runs, in this thread and in functions bound by `bind_settings`. An outer trace
+        also records what an inner one records.
 
     Examples
     --------
@@ -271,10 +271,34 @@ def trace() -> Iterator[Trace]:
     >>> print(log)
     silu: generic on numpy, float32(2, 3)
     """
-    outer = in_force()
-    with activate(Settings(outer.backend, outer.providers, Trace(outer=outer.log), outer.tuned)) as inner:
-        assert inner.log is not None
-        yield inner.log
+    return _Tracing()
+
+
+class _Tracing(ContextDecorator, Unpicklable):
+    """A block whose calls are recorded."""
+
+    _refusal = (
+        "a block of trace cannot be pickled: call trace in the other process, and pickle the Trace that its block gives"
+    )
+
+    def __init__(self) -> None:
+        self._block: AbstractContextManager[Settings] | None = None
+
+    def _recreate_cm(self) -> _Tracing:
+        return _Tracing()  # for each call of a decorated function
+
+    def __enter__(self) -> Trace:
+        if self._block is not None:
+            raise RuntimeError("trace: what it returns can be entered once; call trace again")
+        outer = in_force()
+        log = Trace(outer=outer.log)
+        self._block = activate(Settings(outer.backend, outer.providers, log, outer.tuned))
+        self._block.__enter__()
+        return log
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._block is not None
+        self._block.__exit__(kind, error, tb)
 
 
 def get_backend() -> str:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import tensorops as tp
+from tensorops._pickling import Unpicklable
 from tensorops.persistent.ranks import Ranks, connect
 
 from .cache import FIRST_CAPACITY, PREFILL_TOKENS, KVCache, concat, layout, storage
@@ -98,7 +99,7 @@ def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Calla
     return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
 
 
-class LanguageModel:
+class LanguageModel(Unpicklable):
     """A language model.
 
     Parameters
@@ -164,6 +165,11 @@ class LanguageModel:
     whole on every rank. The rows of the output matrix are divided if the number of ranks divides the vocabulary; each
     token then needs all ranks' logits. A rank reads only its part of a file.
     """
+
+    _refusal = (
+        "a LanguageModel cannot be pickled: it holds compiled code and all weights; "
+        "call LanguageModel.load in each process"
+    )
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensorops._pickling import Unpicklable
 from tensorops._validation import as_integer
 from tensorops.backends import get_backend, set_backend, to_backend
 from tensorops.backends.probing import unavailable_reason
@@ -29,7 +30,7 @@ __all__ = ["CaptureError", "Captured", "CapturedCall", "PersistentKernel", "Prof
 MODES = ("decode", "prefill", "onepass")
 
 
-class PersistentKernel:
+class PersistentKernel(Unpicklable):
     """A step that is compiled once, and then replayed.
 
     Parameters
@@ -103,6 +104,11 @@ class PersistentKernel:
     >>> kernel(np.asarray([[1, 1, -1, -1]], np.float32)).round(3)
     array([[ 0.731,  0.731, -0.269, -0.269]], dtype=float32)
     """
+
+    _refusal = (
+        "a PersistentKernel cannot be pickled: it holds compiled code; "
+        "pickle the step, and make a PersistentKernel of it in each process"
+    )
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 import functools
 import gc
 import multiprocessing
@@ -474,6 +475,45 @@ def test_tuned_values_pickle_with_bound_settings():
             bound = pickle.loads(pickle.dumps(tp.bind_settings(tp.linear.explain)))
             name = tp.get_backend()
         assert (bound(x, weight).backend, bound(x, weight).configuration) == (name, {"few_rows": 9})
+
+
+def test_tune_pickles_by_name():
+    support.require_provider("cpu")
+    x, weight = np.ones((2, 4), np.float16), np.ones((3, 4), np.float16)
+    block = pickle.loads(pickle.dumps(tp.tune("linear", "cpu", few_rows=9)))
+    with block:
+        assert tp.linear.explain(x, weight).configuration == {"few_rows": 9}
+    with pytest.raises(RuntimeError, match="entered once"), block:
+        pass
+    decorated = tp.tune("linear", "cpu", few_rows=9)(lambda: tp.linear.explain(x, weight).configuration)
+    assert decorated() == decorated() == {"few_rows": 9}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tp.set_backend("numpy"),
+        lambda: tp.bind_settings(tp.get_backend),
+        lambda: tp.tune("linear", "cpu", few_rows=9),
+    ],
+    ids=["set_backend", "bind_settings", "tune"],
+)
+def test_another_version_is_an_error_that_names_both(make, monkeypatch):
+    support.require_provider("cpu")
+    monkeypatch.setattr(tp, "__version__", "9.8.7")
+    made = pickle.dumps(make())
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=rf"pickled by tensorops 9\.8\.7, but .* has tensorops {tp.__version__}:"):
+        pickle.loads(made)
+
+
+def test_what_belongs_to_a_process_says_so():
+    support.require_provider("cpu")
+    kernel = tp.PersistentKernel(tp.silu, [X], backend="cpu")
+    for refused, remedy in ((kernel, "make a PersistentKernel of it"), (tp.trace(), "pickle the Trace")):
+        with pytest.raises(TypeError, match=rf"cannot be pickled: .*{remedy}"):
+            pickle.dumps(refused)
+        assert type(copy.copy(refused)) is type(refused)
 
 
 def test_entering_equal_blocks_again_finds_the_plans():

@@ -375,6 +375,14 @@ def test_tasks_are_pickled_by_reference():
     assert len(pickle.dumps(task)) < 300
 
 
+def test_tasks_of_another_version_are_refused(monkeypatch):
+    monkeypatch.setattr(tp, "__version__", "9.8.7")
+    made = pickle.dumps(Task(tp.rms_norm, ("x",), (), True))
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=r"pickled by tensorops 9\.8\.7"):
+        pickle.loads(made)
+
+
 def test_blocks_side_by_side_stay_on_one_thread():
     support.require_provider("cpu")
     from tensorops.kernels.cpu import _native
@@ -393,3 +401,81 @@ def test_blocks_side_by_side_stay_on_one_thread():
             operator(da.from_array(A, chunks=(chunks, 8))).compute(scheduler="synchronous")
     assert seen == [(2, True)] * 3 + [(6, False)]
     assert _native.use_one_thread(False) is False
+<<<<<<< HEAD
+=======
+
+
+TABLE = np.arange(8, dtype=np.float32).reshape(4, 2)
+LOGITS = A[:4]
+IDS, TARGETS, PLACES = np.array([1, 3, 9, 0]), np.array([0, 9, 1, 2]), np.array([0, 2, 1, 7])
+STACK = np.random.default_rng(5).standard_normal((4, 3, 8)).astype(np.float32)
+REDUCED = [{"reduction": reduction} for reduction in ("none", "mean", "sum")]
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "options", "chunks"),
+    [
+        pytest.param(operator, args, options, chunks, id=f"{operator.__name__}-{i}-{j}-{k}")
+        for i, (operator, args, choices, blocked) in enumerate(
+            (
+                (tp.embedding, (IDS, TABLE), [{}], [(4, 4), (1, 4), (4, 2), (1, 2), (2, 1)]),
+                (tp.cross_entropy, (LOGITS, TARGETS), REDUCED, [(4, 4), (2, 2), ((2, 8), 2), ((1, 3), 1)]),
+                (
+                    tp.linear_cross_entropy,
+                    (LOGITS, STACK[:, 0], TARGETS),
+                    REDUCED,
+                    [(4, -1, 4), (2, (4, 8), 2), (2, (2, 8), 2), ((2, 4), (4, 4), 1)],
+                ),
+                (tp.grouped_linear, (LOGITS, PLACES, STACK), [{}], [(4, 4, -1), (2, 2, -1), (2, 2, (2, 3, 8))]),
+            )
+        )
+        for j, options in enumerate(choices)
+        for k, chunks in enumerate(blocked)
+    ],
+)
+def test_an_index_out_of_range_raises_when_it_is_computed(operator, args, options, chunks):
+    with pytest.raises(ValueError, match="outside 0 …") as eager:
+        operator(*args, **options)
+    lazy = operator(*(da.from_array(a, chunks=c) for a, c in zip(args, chunks, strict=True)), **options)
+    with pytest.raises(ValueError, match="outside 0 …") as computed:
+        lazy.compute()
+    assert str(computed.value) == str(eager.value)
+
+
+def test_positions_and_lengths_out_of_range_raise_when_they_are_computed():
+    x, tables = da.from_array(A.reshape(1, 6, 8), chunks=(1, 2, 4)), da.from_array(A[:4, :4], chunks=2)
+    positions = da.from_array(np.array([0, 1, 2, 3, 4, 0]), chunks=2)
+    y = tp.rope(x, positions, cos=tables, sin=tables)
+    with pytest.raises(ValueError, match=r"^rope: positions has the index 4, outside 0 … 3$"):
+        y.compute()
+    q = da.from_array(A.reshape(2, 1, 3, 8), chunks=(1, 1, 3, 4))
+    y = tp.scaled_dot_product_attention(q, q, q, lengths=da.from_array(np.array([3, 4]), chunks=1))
+    with pytest.raises(ValueError, match=r"^scaled_dot_product_attention: lengths has the number 4, outside 0 … 3$"):
+        y.compute()
+
+
+def test_indices_within_range_and_ignored_ones_pass_their_check():
+    ids = da.from_array(np.array([3, 0, 2, 1]), chunks=1)
+    table = da.from_array(TABLE, chunks=(2, 1))
+    np.testing.assert_array_equal(tp.embedding(ids, table).compute(), TABLE[[3, 0, 2, 1]])
+    targets = np.array([0, -100, 7, 2])
+    found = tp.cross_entropy(da.from_array(LOGITS, chunks=(2, 4)), da.from_array(targets, chunks=2)).compute()
+    assert_matches(found, REFERENCES["cross_entropy"](LOGITS, targets), "float32", tolerance=8)
+
+
+def test_indices_are_not_computed_early():
+    computed = []
+
+    def values(block):
+        computed.append(len(block))
+        return block
+
+    ids = da.from_array(np.array([1, 9]), chunks=1).map_blocks(values, dtype=np.int64, meta=np.empty(0, np.int64))
+    y = tp.embedding(ids, da.from_array(TABLE, chunks=2))
+    assert computed == []
+    with pytest.raises(ValueError, match="has the index 9"):
+        y.compute(scheduler="synchronous")
+    assert computed
+    equal = tp.embedding(da.from_array(IDS, chunks=2), da.from_array(TABLE, chunks=2)).name
+    assert tp.embedding(da.from_array(IDS, chunks=2), da.from_array(TABLE, chunks=2)).name == equal
+>>>>>>> 571facb7 (Objects pickle by name or refuse in words; what another version pickled is an error that names both)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import itemgetter
 from typing import Any
 
@@ -13,6 +13,7 @@ from tensorops import _providers
 from tensorops._dtypes import widen
 from tensorops._messages import describe_type
 from tensorops._operator import Operator
+from tensorops._pickling import Stamp
 from tensorops._row_axes import RowAxes
 from tensorops.backends import get_namespace
 from tensorops.backends.process_default import in_force
@@ -34,6 +35,9 @@ class Task:
     providers: tuple[str, ...] | None = None  # the only ones that compute blocks, in this order, if not all
     tuned: tuple[Tuned, ...] = ()  # the parameters of kernels that are not left to the kernels
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _task_of, (Stamp(), *(getattr(self, field.name) for field in fields(self)))
+
     def __call__(self, *blocks: Any) -> Any:
         first, *others = map(_only, blocks)
         with activate(self.settings()), _on_one_thread() if self.one_thread else contextlib.nullcontext():
@@ -46,6 +50,11 @@ class Task:
         for name in self.providers or ():
             _providers.require_provider(name)  # this process may not have loaded the plug-in that it is from
         return settings_of(None, self.providers, self.tuned)
+
+
+def _task_of(_: Stamp, *values: Any) -> Task:
+    """Return the task of another process, which has the same version."""
+    return Task(*values)
 
 
 def _only(block: Any) -> Any:
