@@ -17,7 +17,7 @@ from tensorops.cli.generate import generate
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...")
 @generation_options
 @click.pass_context
-def run(context: click.Context, words: tuple[str, ...], **_: Any) -> None:
+def run(context: click.Context, /, words: tuple[str, ...], **_: Any) -> None:
     """Talk with a language model, or with a PROMPT have one reply to it; as `ollama run`.
 
     MODEL is a GGUF file or a folder, and left out where --model has it; by default SmolLM2-135M-Instruct. The
