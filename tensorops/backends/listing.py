@@ -181,8 +181,8 @@ class BackendList(Displayed, str):
         made._shown = table
         return made
 
-    def __getnewargs__(self) -> tuple[Table]:
-        return (self._shown,)  # of which copies and pickles are made
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BackendList, (self._shown,)
 
     def _table(self) -> Table:
         return self._shown

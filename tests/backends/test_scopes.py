@@ -450,6 +450,14 @@ def test_a_process_pool_gets_settings_only_with_bind_settings(method):
     ]
 
 
+@pytest.mark.costly
+def test_joblib_gets_settings_only_with_bind_settings():
+    joblib = pytest.importorskip("joblib")
+    with tp.set_backend("numpy"), joblib.parallel_config("loky", n_jobs=2):
+        found = joblib.Parallel()(joblib.delayed(f)() for f in (tp.get_backend, tp.bind_settings(tp.get_backend)))
+    assert found == ["auto", "numpy"]
+
+
 def test_bound_settings_pickle_by_name(unavailable):
     with tp.set_backend("numpy", providers=["generic"]):
         bound = pickle.loads(pickle.dumps(tp.bind_settings(tp.rms_norm.explain)))
@@ -505,6 +513,12 @@ def test_another_version_is_an_error_that_names_both(make, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match=rf"pickled by tensorops 9\.8\.7, but .* has tensorops {tp.__version__}:"):
         pickle.loads(made)
+
+
+def test_a_list_of_backends_pickles():
+    shown = tp.list_backends()
+    for again in (pickle.loads(pickle.dumps(shown)), copy.copy(shown)):
+        assert (str(again), type(again)) == (str(shown), type(shown))
 
 
 def test_what_belongs_to_a_process_says_so():
