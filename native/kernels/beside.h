@@ -58,6 +58,32 @@ inline __attribute__((always_inline)) void sums_of_lines(std::int64_t n, V (&res
     for (int u = 0; u < kVectors; ++u) result[u] = totals[u].of_lanes();
 }
 
+// Two such sums at once; f returns both.
+template <int kVectors, class V, class F>
+inline __attribute__((always_inline)) void two_sums_of_lines(std::int64_t n, V (&first)[kVectors],
+                                                             V (&second)[kVectors], F f) {
+    using C = Element<V>;
+    Total<C> firsts[kVectors], seconds[kVectors];
+    for (std::int64_t begin = 0; begin < n; begin += kAddedPlainly) {
+        V a[kVectors] = {}, b[kVectors] = {};
+        const std::int64_t end = std::min(begin + kAddedPlainly, n);
+        for (std::int64_t i = begin; i < end; ++i)
+            for (int u = 0; u < kVectors; ++u) {
+                const Two<V> both = f(i, u);
+                a[u] += both.first;
+                b[u] += both.second;
+            }
+        for (int u = 0; u < kVectors; ++u) {
+            firsts[u].add(a[u]);
+            seconds[u].add(b[u]);
+        }
+    }
+    for (int u = 0; u < kVectors; ++u) {
+        first[u] = firsts[u].of_lanes();
+        second[u] = seconds[u].of_lanes();
+    }
+}
+
 // The largest elements of lines; NaN is ignored.
 template <int kVectors, class V, class Side>
 inline void largest_of_lines(std::int64_t n, const Side& x, V (&largest)[kVectors]) {

@@ -24,6 +24,13 @@ void gather(char* to, const char* from, std::int64_t n, std::int64_t step) {
     }
 }
 
+template <class T>
+void gather_elements(T* to, const char* from, std::int64_t n, std::int64_t step) {
+    using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                                    std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+    gather<Bits>(reinterpret_cast<char*>(to), from, n, step);
+}
+
 // Up to kGatheredBytes of a row from an element on: in memory of the caller, or where they are if they are neighbours
 inline const char* elements_of_row(const Rows& rows, std::int64_t row, std::int64_t from, std::int64_t n,
                                    std::int64_t item, char* memory) {

@@ -12,9 +12,9 @@
 #include <cmath>
 
 #include "careful_row.h"
-#include "convert.h"
 #include "moments.h"
 #include "over_rows.h"
+#include "parameters.h"
 #include "scratch.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -108,8 +108,8 @@ struct Group {
     }
     void write_carefully(double eps) const {
         const auto bytes = [](const auto* p) { return reinterpret_cast<const char*>(p); };
-        careful_row(kDtype<T>, bytes(x), kDtype<C>, bytes(weight), bytes(bias), reinterpret_cast<char*>(y), n, eps,
-                    -0.0, Divisor::deviation, span);
+        careful_row(careful(kDtype<T>, bytes(x)), kDtype<C>, bytes(weight), bytes(bias), reinterpret_cast<char*>(y),
+                    sizeof(T), n, eps, -0.0, Norm::deviation, span);
     }
 };
 
@@ -127,32 +127,15 @@ void one_group(int threads, const Group<T>& group, double eps) {
     });
 }
 
-// The parameters in the type of computation: as they are, or converted, or all the same if there are none
-template <class C>
-const C* widened(const char* parameters, Dtype dtype, C otherwise, C* to, std::int64_t n) {
-    if (parameters && dtype == kDtype<C>) return reinterpret_cast<const C*>(parameters);
-    if (!parameters)
-        for (std::int64_t i = 0; i < n; ++i) to[i] = otherwise;
-    else
-        for_dtype(dtype, [=](auto p) {
-            const auto* from = reinterpret_cast<const decltype(p)*>(parameters);
-            if constexpr (is_same<Compute<decltype(p)>, C>)
-                convert(from, to, n);
-            else
-                for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<C>(load_one(from + i));
-        });
-    return to;
-}
-
 template <class T>
 void every_group(const GroupNorm& op) {
     using C = Compute<T>;
     const std::int64_t n = op.x.length, members = n / op.span, channels = op.groups * members;
     const std::int64_t room = whole_lines(channels * static_cast<std::int64_t>(sizeof(C)));
     const Scratch scratch(2 * room);
-    const C* const weight = widened(op.weight, op.weight_dtype, C{1}, scratch.at<C>(0), channels);
+    const C* const weight = widened(op.weight, op.weight_dtype, C{1}, C{0}, scratch.at<C>(0), channels);
     // -0 does not change any sum
-    const C* const bias = widened(op.bias, op.bias_dtype, static_cast<C>(-0.0), scratch.at<C>(room), channels);
+    const C* const bias = widened(op.bias, op.bias_dtype, static_cast<C>(-0.0), C{0}, scratch.at<C>(room), channels);
     const auto group_at = [&](std::int64_t i) {
         const auto row = [&](std::int64_t j) { return reinterpret_cast<const T*>(op.x.row(j)); };
         const std::int64_t first = (op.x.first + i) % op.groups * members;

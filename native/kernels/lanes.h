@@ -24,6 +24,16 @@ inline I32 numbers_of_lanes(std::index_sequence<k...>) {
     return I32{static_cast<std::int32_t>(k)...};
 }
 
+// Whether a lane is one of the first k
+template <class C, std::size_t... i>
+inline auto first_lanes_of(std::int64_t k, std::index_sequence<i...>) {
+    return Vec<C>{static_cast<C>(i)...} < Vec<C>{} + static_cast<C>(k);
+}
+template <class C>
+inline auto first_lanes_of(std::int64_t k) {
+    return first_lanes_of<C>(k, std::make_index_sequence<kLanes<C>>{});
+}
+
 template <class V, std::size_t... k>
 inline V even_lanes(V a, V b, std::index_sequence<k...>) {
     return pick(a, b, std::index_sequence<2 * k...>{});

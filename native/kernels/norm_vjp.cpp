@@ -35,7 +35,7 @@ template <class T>
     using C = Compute<T>;
     const std::int64_t n = op.x.length;
     const bool centred = op.norm == Norm::deviation, by_length = op.norm == Norm::length;
-    const double unit = unit_for_row(kDtype<T>, reinterpret_cast<const char*>(x), n,
+    const double unit = unit_for_row(careful(kDtype<T>, reinterpret_cast<const char*>(x)), n,
                                      by_length ? op.eps : std::sqrt(op.eps)),
                  count = static_cast<double>(n);
     const auto element = [=](std::int64_t i) { return static_cast<double>(load_one(x + i)) * unit; };

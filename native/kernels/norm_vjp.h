@@ -1,12 +1,10 @@
 // The vector-Jacobian products of rms_norm, add_rms_norm, layer_norm, l2_norm, group_norm and instance_norm.
 #pragma once
 
-#include "elements.h"
+#include "line_norm.h"
 #include "rows.h"
 
 namespace tensorops {
-
-enum class Norm : int { root_mean_square, deviation, length };
 
 struct NormVjp {
     Norm norm;

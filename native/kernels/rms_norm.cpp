@@ -1,20 +1,20 @@
-// y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along rows; add_rms_norm adds a residual to x first.
+// y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along lines; add_rms_norm adds a residual to x first.
 // y = x / max(sqrt(sum(x²)), eps) for l2_norm.
 //
-// Work: rows go to threads in contiguous blocks. A row is read twice, for the sum of squares and for the result; the
+// Work: lines go to threads in contiguous blocks. A line is read twice, for the sum of squares and for the result; the
 //   second time it comes from the first- or second-level cache (16 KiB for 4096 floats), and the next row is fetched
-//   meanwhile. A sum with a residual is written while its squares are added up.
+//   meanwhile. A sum with a residual is written while its squares are added up. Lines that are no long rows: see
+//   norm_lines.h.
 // Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
 //   row. If the mean square, or the sum, leaves the range in which float32 squares neither overflow nor vanish, the row
 //   is computed again: see careful_row.h.
 // Bytes: each element once in, once out, as in a copy. The benchmark's rows `copy` and `numpy/cpu` show which fraction
 //   of a copy's speed is reached: asv run --bench Normalization
-#include "rms_norm.h"
+#include "line_norm.h"
 
 #include <cmath>
 
-#include "careful_row.h"
-#include "over_rows.h"
+#include "norm_lines.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -73,60 +73,46 @@ void scale_row(F value, const W* weight, T* y, std::int64_t n, const T* next, Co
         put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) { return value(i, k) * r; });
 }
 
-template <bool kStream, class T, class W>
-void one_row(const RmsNorm& op, std::int64_t index) {
+template <bool kStream, class W, class T>
+void one_row(const LineNorm& op, std::int64_t index, const NormRow<T>& row) {
     using C = Compute<T>;
-    const std::int64_t n = op.x.length, after = index + 1 < op.x.count ? index + 1 : index;
-    const T *x = reinterpret_cast<const T*>(op.x.row(index)), *next = reinterpret_cast<const T*>(op.x.row(after));
-    const T* residual = op.sum ? reinterpret_cast<const T*>(op.residual.row(index)) : nullptr;
+    const std::int64_t n = op.lines.length;
+    const T *x = row.x, *residual = row.residual;
+    T *const sum = row.sum, *const y = row.y;
     const W* weight = reinterpret_cast<const W*>(op.weight);
-    T *y = reinterpret_cast<T*>(op.y) + index * n, *sum = op.sum ? reinterpret_cast<T*>(op.sum) + index * n : nullptr;
     const C mean = sum ? write_sum<kStream>(x, residual, sum, n) : sum_of_squares(x, n) / static_cast<C>(n);
     const double spread = static_cast<double>(mean) + op.eps;
-    if (!is_usual<C>(spread))
-        return careful_row(op.x_dtype, reinterpret_cast<const char*>(sum ? sum : x), op.weight_dtype, op.weight,
-                           nullptr, reinterpret_cast<char*>(y), n, op.eps, op.weight_offset, Divisor::root_mean_square);
+    if (!is_usual<C>(spread)) return careful_line(op, index);
     const C r = static_cast<C>(1.0 / std::sqrt(spread)), offset = static_cast<C>(op.weight_offset);
     const T* from = sum && !kStream ? sum : x;
     if (sum && kStream)  // a sum that was written past the caches is faster to compute again than to read
         scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return sum_of_two(x + i, residual + i, k); }, weight,
-                           y, n, next, r, offset);
+                           y, n, row.next, r, offset);
     else
-        scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return load_some(from + i, k); }, weight, y, n, next,
-                           r, offset);
+        scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return load_some(from + i, k); }, weight, y, n,
+                           row.next, r, offset);
 }
 
 template <bool kStream, class T>
-void one_vector(const RmsNorm& op, std::int64_t index) {
+void one_vector(const LineNorm& op, std::int64_t index, const NormRow<T>& row) {
     using C = Compute<T>;
-    const std::int64_t n = op.x.length, after = index + 1 < op.x.count ? index + 1 : index;
-    const T *x = reinterpret_cast<const T*>(op.x.row(index)), *next = reinterpret_cast<const T*>(op.x.row(after));
-    T* y = reinterpret_cast<T*>(op.y) + index * n;
+    const std::int64_t n = op.lines.length;
+    const T* x = row.x;
     const double square = static_cast<double>(sum_of_squares(x, n)), least = op.eps * op.eps;
     const double spread = square < least ? least : square;  // NaN if the square is
-    if (!is_usual<C>(spread))
-        return careful_row(op.x_dtype, op.x.row(index), op.x_dtype, nullptr, nullptr, reinterpret_cast<char*>(y), n,
-                           op.eps, 0.0, Divisor::length);
+    if (!is_usual<C>(spread)) return careful_line(op, index);
     const C r = static_cast<C>(1.0 / std::sqrt(spread));
-    put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
-}
-
-void l2_norm(const RmsNorm& op) {
-    for_dtype(op.x_dtype, [&op](auto x) {
-        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
-        over_rows(op.x.count, 2 * bytes, op.streaming,
-                  [&op](auto streaming, std::int64_t i) { one_vector<streaming, decltype(x)>(op, i); });
-    });
+    put_row<kStream>(row.y, n, row.next, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
 }
 
 }  // namespace
 
-TENSOROPS_KERNEL(rms_norm, RmsNorm) {
-    if (op.by_length) return l2_norm(op);
-    for_dtypes(op.x_dtype, op.weight_dtype, [&op](auto x, auto weight) {
-        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
-        over_rows(op.x.count, (op.sum ? 4 : 2) * bytes, op.streaming,
-                  [&op](auto streaming, std::int64_t i) { one_row<streaming, decltype(x), decltype(weight)>(op, i); });
+TENSOROPS_KERNEL(rms_norm, LineNorm) {
+    for_dtypes(op.x_dtype, op.parameter_dtype, [&op](auto x, auto weight) {
+        using W = decltype(weight);
+        every_line<false, decltype(x)>(op, [&op](auto streaming, std::int64_t i, const auto& row) {
+            op.norm == Norm::length ? one_vector<streaming>(op, i, row) : one_row<streaming, W>(op, i, row);
+        });
     });
 }
 

@@ -117,15 +117,15 @@ class OutputShape {
     std::int64_t dims_[kMaxAxes];
 };
 
-// A vector of parameters of rows in a dtype that kernels read: the rows' or, with half types, float32. Others are
-// widened.
+// Parameters of lines, one after another, in a dtype that kernels read: the lines' or, with half types, float32. Others
+// are widened.
 class RowParameter {
   public:
     RowParameter(const Array* given, const Array& x, bool widens = false) {
         if (!given) return;
         data_ = given->data;
         dtype_ = given->dtype;
-        if (!widens && goes_with(*given, x)) return;
+        if (!widens && goes_with(*given, x) && given->is_contiguous()) return;
         const std::vector<double> values = read_doubles(*given);
         if (x.dtype == Dtype::float64)
             copy<double>(values, Dtype::float64);

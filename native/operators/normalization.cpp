@@ -1,27 +1,34 @@
 // Normalization of rows, and of channels.
 #include "checks.h"
 #include "group_norm.h"
-#include "layer_norm.h"
+#include "line_norm.h"
 #include "norm_vjp.h"
-#include "rms_norm.h"
 #include "targets.h"
 
 namespace tensorops {
 namespace {
 
 // A weight or bias: not given, or `count` elements of any dtype, but for float64 with a narrower x.
-Reason refuse_parameter(const char* name, const Array* p, const Array& x, std::int64_t count, const char* of_x) {
+Reason refuse_parameter(const char* name, const Array* p, const Array& x, std::int64_t count, const std::string& of_x) {
     if (!p) return {};
     if (p->ndim != 1 || p->shape[0] != count)
         return std::string(name) + " has " + std::to_string(p->size()) + " elements, but " + of_x + " has " +
                std::to_string(count);
-    if (!p->is_contiguous()) return std::string(name) + " is not contiguous";
     const bool is_wider = p->dtype == Dtype::float64 && x.dtype != Dtype::float64;
     return is_wider ? std::string(name) + " has dtype float64, and x a narrower one" : Reason{};
 }
 
-Reason refuse_parameter(const char* name, const Array* p, const Array& x) {
-    return refuse_parameter(name, p, x, x.length(), "axis -1 of x");
+// The same for the axes along which lines go: their lengths are the parameter's shape.
+Reason refuse_parameter(const char* name, const Array* p, const Array& x, std::uint32_t along) {
+    if (!p) return {};
+    std::int64_t shape[kMaxAxes];
+    int axes = 0, axis = 0;
+    for (int d = 0; d < x.ndim; ++d)
+        if (along >> d & 1) shape[axes++] = x.shape[axis = d];
+    if (axes == 1) return refuse_parameter(name, p, x, shape[0], "axis " + std::to_string(axis) + " of x");
+    if (!p->has_shape(axes, shape)) return std::string(name) + " has another shape than the axes of x";
+    const bool is_wider = p->dtype == Dtype::float64 && x.dtype != Dtype::float64;
+    return is_wider ? std::string(name) + " has dtype float64, and x a narrower one" : Reason{};
 }
 
 Reason refuse_residual(const Array& residual, const Array& x) {
@@ -29,132 +36,153 @@ Reason refuse_residual(const Array& residual, const Array& x) {
     return residual.has_shape(x) ? Reason{} : "residual has another shape than x";
 }
 
-// Computes the rows of op, whose results are as large as x.
-template <class Op>
-void compute_rows(Call& call, void (*kernel)(const Op&), Op& op, const Array& x) {
-    const std::int64_t bytes = x.bytes(), row_bytes = op.x.length * x.item();
-    op.streaming = call.streams && bytes >= kStreamBytes && row_bytes % 64 == 0;
-    const auto cut = [row_bytes](Op& part, std::int64_t begin, std::int64_t end) {
-        take_part(part.x, begin, end);
-        part.y += begin * row_bytes;
-        if constexpr (!is_same<Op, GroupNorm>) {
-            take_part(part.residual, begin, end);
-            if (part.sum) part.sum += begin * row_bytes;
+// Lines of x along one or several axes, in the order in which x has them in memory. Several must be one run of memory,
+// along which parameters of them would be.
+class Along {
+  public:
+    Along(const Array& x, std::uint32_t axes) : order_(memory_order(x)), axes_(axes) {}
+
+    Reason refuse(const Array& x, bool has_parameters) const {
+        if ((axes_ & (axes_ - 1)) == 0) return {};
+        Lines lines;
+        constexpr std::int64_t none[kMaxAxes] = {};
+        if (!find_lines(lines, x, axes_, order_, none)) return "the axes of x are not one run of memory";
+        int last = -1;
+        for (int i = 0; i < x.ndim && has_parameters; ++i) {
+            const int d = order_.axes[i];
+            if (!(axes_ >> d & 1) || x.shape[d] == 1) continue;
+            if (d < last) return "the axes of x are in another order in memory";
+            last = d;
         }
-    };
-    call.compute_parts(kernel, op, op.x.count, 1, bytes, cut);
+        return {};
+    }
+    // A result of the shape of x
+    Result result(Array& y, const Array& x) const {
+        Result made{y, x};
+        if (!order_.is_usual) made.order = order_.axes;
+        return made;
+    }
+    // False if the axes of the lines of x or y are not one run of memory.
+    bool find(Lines& lines, const Array& x, const Array& y) const {
+        std::int64_t strides[kMaxAxes];
+        for (int d = 0; d < x.ndim; ++d) strides[d] = y.stride(d);
+        if (!find_lines(lines, x, axes_, order_, strides)) return false;
+        if (lines.length == 1) lines.step = {x.item(), x.item()};
+        lines.x = x.data;
+        lines.y = y.data;
+        return true;
+    }
+
+  private:
+    Order order_;
+    std::uint32_t axes_;
+};
+
+// Whether a result is one of rows that may be written past the caches
+bool may_stream(const Call& call, const Lines& lines, const Array& y) {
+    return call.streams && y.bytes() >= kStreamBytes && !y.strides && lines.step.y == y.item() &&
+           lines.length * y.item() % 64 == 0;
 }
 
-void normalize(Call& call, RmsNorm& op, const Array& x, const Array* weight) {
-    const RowParameter scale(weight, x);
-    op.x = rows_of(x);
-    op.weight = scale.data();
-    op.x_dtype = x.dtype;
-    op.weight_dtype = weight ? scale.dtype() : x.dtype;
-    compute_rows(call, target().rms_norm, op, x);
-}
-
-void normalize(Call& call, LayerNorm& op, const Array& x, const Array* weight, const Array* bias) {
-    const bool differ = weight && bias && weight->dtype != bias->dtype;
+// Makes the result, after the sum with a residual if there is one, and computes both.
+Reason normalize(Call& call, LineNorm& op, const Array& x, std::uint32_t along, const Array* residual,
+                 const Array* weight, const Array* bias) {
+    constexpr const char* kApart = "the axes of the arrays are not one run of memory";
+    const Along lines(x, along);
+    Array y, sum;
+    Result of_sum = lines.result(sum, x);
+    of_sum.is_wanted = residual;
+    if (Reason reason = lines.refuse(x, weight || bias); !reason.empty()) return reason;
+    if (!(residual ? call.make({lines.result(y, x), of_sum}) : call.make({lines.result(y, x)}))) return call.reason;
+    if (x.size() == 0) return {};
+    if (!lines.find(op.lines, x, y)) return kApart;
+    if (residual && !lines.find(op.sums, *residual, sum)) return kApart;
+    const bool differ = weight && bias && (weight->dtype != bias->dtype || !weight->is_contiguous() || !bias->is_contiguous());
     const RowParameter scale(weight, x, differ), shift(bias, x, differ);
-    op.x = rows_of(x);
     op.weight = scale.data();
     op.bias = shift.data();
     op.x_dtype = x.dtype;
     op.parameter_dtype = weight ? scale.dtype() : bias ? shift.dtype() : x.dtype;
-    compute_rows(call, target().layer_norm, op, x);
+    op.streaming = may_stream(call, op.lines, y);
+    const auto cut = [](LineNorm& part, std::int64_t begin, std::int64_t end) {
+        part.lines.take_part(begin, end);
+        part.sums.take_part(begin, end);
+    };
+    const auto kernel = op.norm == Norm::deviation ? target().layer_norm : target().rms_norm;
+    call.compute_parts(kernel, op, op.lines.count, 1, x.bytes(), cut);
+    return {};
+}
+
+// One axis
+std::uint32_t read_axis(Reader& in, const Array& x, const char* name = "x") {
+    const std::uint32_t along = in.axes(x, name);
+    in.require((along & (along - 1)) == 0, "axis is not one axis");
+    return along;
 }
 
 }  // namespace
 
 TENSOROPS_OPERATOR(rms_norm, "x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0") {
     Reader in(call);
-    const Array& x = in.rows();
+    const Array& x = in.array();
     const Array* weight = in.optional();
-    RmsNorm op{};
+    LineNorm op{};
+    op.norm = Norm::root_mean_square;
     op.eps = in.nonnegative();
-    in.last_axis(x, "x");
+    const std::uint32_t along = read_axis(in, x);
     op.weight_offset = in.finite();
-    if (!in.require(refuse_parameter("weight", weight, x))) return in.reason;
-    Array y;
-    if (!call.make({{y, x}})) return call.reason;
-    if (x.size() == 0) return {};
-    op.y = y.data;
-    normalize(call, op, x, weight);
-    return {};
+    if (!in.require(refuse_parameter("weight", weight, x, along))) return in.reason;
+    return normalize(call, op, x, along, nullptr, weight, nullptr);
 }
 
 TENSOROPS_OPERATOR(add_rms_norm, "x, residual, weight=None, eps=1e-06, *, axis=-1 -> y, sum") {
     Reader in(call);
-    const Array &x = in.rows(), &residual = in.rows();
+    const Array &x = in.array(), &residual = in.array();
     const Array* weight = in.optional();
-    RmsNorm op{};
+    LineNorm op{};
+    op.norm = Norm::root_mean_square;
     op.eps = in.nonnegative();
-    in.last_axis(x, "x");
+    const std::uint32_t along = read_axis(in, x);
     in.require(refuse_residual(residual, x));
-    if (!in.require(refuse_parameter("weight", weight, x))) return in.reason;
-    Array y, sum;
-    if (!call.make({{y, x}, {sum, x}})) return call.reason;
-    if (x.size() == 0) return {};
-    op.residual = rows_of(residual);
-    op.y = y.data;
-    op.sum = sum.data;
-    normalize(call, op, x, weight);
-    return {};
+    if (!in.require(refuse_parameter("weight", weight, x, along))) return in.reason;
+    return normalize(call, op, x, along, &residual, weight, nullptr);
 }
 
 TENSOROPS_OPERATOR(l2_norm, "x, eps=1e-12, *, axis=-1") {
     Reader in(call);
-    const Array& x = in.rows();
-    RmsNorm op{};
-    op.by_length = true;
+    const Array& x = in.array();
+    LineNorm op{};
+    op.norm = Norm::length;
     op.eps = in.nonnegative();
-    const int axes = in.last_axes(x, "x");
-    if (!in.require(axes == 1, "axis is not the last of x")) return in.reason;
-    Array y;
-    if (!call.make({{y, x}})) return call.reason;
-    if (x.size() == 0) return {};
-    op.y = y.data;
-    normalize(call, op, x, nullptr);
-    return {};
+    const std::uint32_t along = in.axes(x, "x");
+    return in.failed() ? in.reason : normalize(call, op, x, along, nullptr, nullptr, nullptr);
 }
 
 TENSOROPS_OPERATOR(layer_norm, "x, weight=None, bias=None, eps=1e-05, *, axis=-1") {
     Reader in(call);
-    const Array& x = in.rows();
+    const Array& x = in.array();
     const Array *weight = in.optional(), *bias = in.optional();
-    LayerNorm op{};
+    LineNorm op{};
+    op.norm = Norm::deviation;
     op.eps = in.nonnegative();
-    const int axes = in.last_axes(x, "x");
-    in.require(axes == 1, "axis is not the last of x");
-    in.require(refuse_parameter("weight", weight, x));
-    if (!in.require(refuse_parameter("bias", bias, x))) return in.reason;
-    Array y;
-    if (!call.make({{y, x}})) return call.reason;
-    if (x.size() == 0) return {};
-    op.y = y.data;
-    normalize(call, op, x, weight, bias);
-    return {};
+    const std::uint32_t along = in.axes(x, "x");
+    in.require(refuse_parameter("weight", weight, x, along));
+    if (!in.require(refuse_parameter("bias", bias, x, along))) return in.reason;
+    return normalize(call, op, x, along, nullptr, weight, bias);
 }
 
 TENSOROPS_OPERATOR(add_layer_norm, "x, residual, weight=None, bias=None, eps=1e-05, *, axis=-1 -> y, sum") {
     Reader in(call);
-    const Array &x = in.rows(), &residual = in.rows();
+    const Array &x = in.array(), &residual = in.array();
     const Array *weight = in.optional(), *bias = in.optional();
-    LayerNorm op{};
+    LineNorm op{};
+    op.norm = Norm::deviation;
     op.eps = in.nonnegative();
-    in.last_axis(x, "x");
+    const std::uint32_t along = read_axis(in, x);
     in.require(refuse_residual(residual, x));
-    in.require(refuse_parameter("weight", weight, x));
-    if (!in.require(refuse_parameter("bias", bias, x))) return in.reason;
-    Array y, sum;
-    if (!call.make({{y, x}, {sum, x}})) return call.reason;
-    if (x.size() == 0) return {};
-    op.residual = rows_of(residual);
-    op.y = y.data;
-    op.sum = sum.data;
-    normalize(call, op, x, weight, bias);
-    return {};
+    in.require(refuse_parameter("weight", weight, x, along));
+    if (!in.require(refuse_parameter("bias", bias, x, along))) return in.reason;
+    return normalize(call, op, x, along, &residual, weight, bias);
 }
 
 // ----------------------------------------------------------------------------------------- their derivatives
@@ -322,7 +350,12 @@ Reason normalize_groups(Call& call, Reader& in, const Array& x, const std::int64
         op.bias = bias->data;
         op.bias_dtype = bias->dtype;
     }
-    compute_rows(call, target().group_norm, op, x);
+    op.streaming = call.streams && x.bytes() >= kStreamBytes && op.x.length * x.item() % 64 == 0;
+    const auto cut = [row = op.x.length * x.item()](GroupNorm& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.x, begin, end);
+        part.y += begin * row;
+    };
+    call.compute_parts(target().group_norm, op, op.x.count, 1, x.bytes(), cut);
     return {};
 }
 

@@ -105,6 +105,94 @@ def test_derivative_of_logsumexp_beside_infinities(length, largest, rng):
         np.testing.assert_allclose(dx[1], np.exp(x[1]) / np.exp(x[1]).sum())
 
 
+NORMS = {"rms_norm": 1e-6, "l2_norm": 1e-12, "layer_norm": 1e-5}
+
+
+def normalized(operator, x, axis, weight=None, bias=None):
+    """Return values of a norm in numbers wider than float64, and the size of what each comes from, with its errors."""
+    x = x.astype(np.longdouble)
+    centred = x - x.mean(axis=axis, keepdims=True) if operator == "layer_norm" else x
+    if operator == "l2_norm":
+        divisor = np.maximum(np.sqrt((centred**2).sum(axis=axis, keepdims=True)), NORMS[operator])
+    else:
+        divisor = np.sqrt((centred**2).mean(axis=axis, keepdims=True) + np.longdouble(NORMS[operator]))
+    shape = [n if d == axis or d == axis + x.ndim else 1 for d, n in enumerate(x.shape)] if np.ndim(axis) == 0 else ()
+    weight = 1 if weight is None else weight.astype(np.longdouble).reshape(shape)
+    bias = 0 if bias is None else bias.astype(np.longdouble).reshape(shape)
+    size = np.abs(x).max(axis=axis, keepdims=True) / divisor
+    return centred / divisor * weight + bias, size * np.abs(weight) + np.abs(bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", NORMS)
+def test_norms_along_every_axis_of_every_view(operator, dtype, rng):
+    for shape in SHAPES:
+        for name, x in layouts(rng, shape, dtype).items():
+            for axis in range(-1, x.ndim):
+                parameters = [rng.standard_normal(2 * x.shape[axis]).astype(x.dtype)[::2] for _ in range(2)]
+                parameters = parameters[: {"rms_norm": 1, "l2_norm": 0, "layer_norm": 2}[operator] if axis else 0]
+                y = on_cpu(operator, x, *parameters, axis=axis)
+                expected, size = normalized(operator, x, axis, *parameters)
+                assert (y.shape, y.dtype) == (x.shape, x.dtype)
+                error = np.abs(y.astype(np.longdouble) - expected) / (size + 1e-300)
+                assert error.max() < 6 * EPS[dtype], (shape, name, axis)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", ["rms_norm", "layer_norm"])
+def test_norms_of_sums_along_every_axis_of_every_view(operator, dtype, rng):
+    for shape in SHAPES:
+        residuals = layouts(rng, shape, dtype)
+        for name, x in layouts(rng, shape, dtype).items():
+            for residual in (residuals[name], residuals["contiguous"].reshape(x.shape)):
+                for axis in range(x.ndim):
+                    weight = rng.standard_normal(x.shape[axis]).astype(x.dtype)
+                    y, total = on_cpu(f"add_{operator}", x, residual, weight, axis=axis)
+                    np.testing.assert_array_equal(support.bits(total), support.bits(x + residual))
+                    expected, size = normalized(operator, total, axis, weight)
+                    error = np.abs(y.astype(np.longdouble) - expected) / (size + 1e-300)
+                    assert error.max() < 6 * EPS[dtype], (shape, name, axis)
+
+
+@pytest.mark.parametrize("length", [3, 20, 300])
+@pytest.mark.parametrize("operator", NORMS)
+def test_norms_beyond_the_range_of_squares(operator, length, rng):
+    """Lines whose squares overflow or vanish, and those with infinities and NaN, beside usual ones."""
+    x = rng.standard_normal((40, length)).astype(np.float32)
+    x[3] *= np.float32(1e30)
+    x[20] *= np.float32(1e-25)
+    x[21] = 0
+    x[30, 1] = np.inf
+    x[31, 2] = np.nan
+    with np.errstate(invalid="ignore"):
+        expected = normalized(operator, x, -1)[0].astype(np.float64)
+    assert np.isnan(expected[30:32]).any()
+    wide = np.repeat(x, 2, axis=1)
+    for y in (on_cpu(operator, x), on_cpu(operator, wide[:, ::2]), on_cpu(operator, np.asfortranarray(x)),
+              on_cpu(operator, np.ascontiguousarray(x.T), axis=0).T, on_cpu(operator, wide.T[::2], axis=0).T,
+              on_cpu(operator, x[None].swapaxes(1, 2), axis=1)[0].T):  # fmt: skip
+        np.testing.assert_allclose(y, expected, rtol=3e-6, atol=3e-6 * np.nanmax(np.abs(expected[3])))
+
+
+@pytest.mark.parametrize("operator", ["layer_norm", "l2_norm"])
+def test_norms_along_several_axes(operator, rng):
+    """Several axes that are one run of memory are one line, whose parameters have their shape."""
+    x = rng.standard_normal((6, 4, 5, 3))
+    for axes, y in (((1, 2, 3), on_cpu(operator, x, axis=(1, 2, 3))), ((0, 1), on_cpu(operator, x, axis=(0, 1))),
+                    ((-1, 2), on_cpu(operator, x, axis=(-1, 2)))):  # fmt: skip
+        np.testing.assert_allclose(y, normalized(operator, x, axes)[0].astype(float), rtol=1e-13, atol=1e-13)
+    refused = {"cpu": "the axes of x are not one run of memory"}
+    assert getattr(tensorops, operator).explain(x, axis=(0, 2)).refused == refused
+    if operator == "layer_norm":
+        weight = rng.standard_normal((4, 5, 3))
+        y = on_cpu(operator, x, weight, axis=(1, 2, 3))
+        expected = normalized(operator, x, (1, 2, 3))[0].astype(float) * weight
+        np.testing.assert_allclose(y, expected, rtol=1e-13, atol=1e-13)
+        transposed = x.swapaxes(2, 3)
+        explanation = tensorops.layer_norm.explain(transposed, np.ones((3, 5)), axis=(2, 3))
+        assert explanation.refused == {"cpu": "the axes of x are in another order in memory"}
+
+
 @pytest.mark.parametrize("operator", ALONG)
 def test_all_axes_of_what_is_dense(operator, rng):
     x = rng.standard_normal((4, 5, 6)).transpose(2, 0, 1)
@@ -128,7 +216,7 @@ def test_elements_of_every_view(operator, dtype, rng):
             np.testing.assert_array_equal(support.bits(on_cpu(operator, gate, up)), support.bits(expected))
 
 
-@pytest.mark.parametrize("operator", ["silu", "softmax"])
+@pytest.mark.parametrize("operator", ["silu", "softmax", "rms_norm"])
 def test_results_have_the_order_of_x_in_memory(operator, rng):
     x = rng.standard_normal((4, 5, 6)).transpose(2, 0, 1)
     assert on_cpu(operator, x).strides == x.strides
