@@ -12,8 +12,11 @@ namespace tensorops::TENSOROPS_TARGET {
 
 // Rows of up to as many elements are computed side by side as well.
 inline constexpr std::int64_t kShort = 32;
+// The same for rows that are computed in vectors of their own, several rows at once
+template <class T>
+constexpr std::int64_t kFewElements = 4 * kLanes<T>;
 
-// Some lines of elements E; kNeighbours: those side by side are neighbours in memory
+// Some lines of elements E; kNeighbours: those side by side are known to be neighbours in memory
 template <bool kNeighbours, class E>
 struct Beside {
     using C = Compute<E>;
@@ -23,15 +26,13 @@ struct Beside {
     // The elements with number i of the lines from `lane` on
     Vec<C> get(std::int64_t i, std::int64_t lane) const {
         const char* p = at + i * step + lane * stride;
-        if constexpr (kNeighbours)
-            return load_some(reinterpret_cast<const E*>(p), lanes_at(lane));
-        else
-            return load_part(Strided<E>{p, stride}, lanes_at(lane));
+        if (are_neighbours()) return load_some(reinterpret_cast<const E*>(p), lanes_at(lane));
+        return load_some(Strided<E>{p, stride}, lanes_at(lane));
     }
     void put(std::int64_t i, std::int64_t lane, Vec<C> v) const {
         char* p = const_cast<char*>(at) + i * step + lane * stride;
         const std::int64_t k = lanes_at(lane);
-        if constexpr (!kNeighbours)
+        if (!are_neighbours())
             store_strided<E>(p, stride, v, k);
         else if (k == kLanes<C>)
             store(reinterpret_cast<E*>(p), v);
@@ -40,6 +41,7 @@ struct Beside {
     }
 
   private:
+    bool are_neighbours() const { return kNeighbours || stride == static_cast<std::int64_t>(sizeof(E)); }
     std::int64_t lanes_at(std::int64_t lane) const { return std::clamp<std::int64_t>(count - lane, 0, kLanes<C>); }
 };
 

@@ -4,16 +4,15 @@
 // Work: lines go to threads in contiguous blocks. A row is read twice, for its moments and for the result; the second
 //   time it comes from the first- or second-level cache, and the next row is fetched meanwhile. Moments are computed
 //   about the mean of the row's first elements; if that is more than a standard deviation from the row's mean, they are
-//   computed again about the mean of all. A sum with a residual is written first, and then read from a cache. Lines that are no
-//   long rows: see norm_lines.h.
+//   computed again about the mean of all. A sum with a residual is written first, and then read from a cache. Lines
+//   that are no long rows: see norm_lines.h.
 // Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
 //   row. The mean of the differences corrects both moments. If the variance leaves the range in which float32 squares
 //   neither overflow nor vanish, the row is computed again: see careful_row.h.
 // Bytes: each element once in, once out, as in a copy.
-#include "line_norm.h"
-
 #include <cmath>
 
+#include "line_norm.h"
 #include "moments.h"
 #include "norm_lines.h"
 
@@ -50,9 +49,8 @@ void one_row(const LineNorm& op, std::int64_t index, const NormRow<T>& row) {
 TENSOROPS_KERNEL(layer_norm, LineNorm) {
     for_dtypes(op.x_dtype, op.parameter_dtype, [&op](auto x, auto parameter) {
         using W = decltype(parameter);
-        every_line<true, decltype(x)>(op, [&op](auto streaming, std::int64_t i, const auto& row) {
-            one_row<streaming, W>(op, i, row);
-        });
+        every_line<true, decltype(x)>(
+            op, [&op](auto streaming, std::int64_t i, const auto& row) { one_row<streaming, W>(op, i, row); });
     });
 }
 

@@ -1,9 +1,9 @@
-// Mean and variance of a row, and the row with both taken out: what layer_norm and group_norm share.
+// Mean and variance of rows and lines, and a row with both taken out: what layer_norm and group_norm share.
 #pragma once
 
 #include <cmath>
 
-#include "simd.h"
+#include "beside.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {  // functions of one source each, which compilers inline more readily
@@ -85,6 +85,40 @@ Moments<Compute<T>> moments(const T* x, std::int64_t n) {
     }
     return moments_about(x, n, mean(x, n));
 }
+
+// ---- lines side by side
+
+// Mean and variance about the mean of the first elements, or, in lanes where that is far from the mean, about that
+template <int kVectors, class Side, class V>
+inline __attribute__((always_inline)) void moments_of_lines(std::int64_t n, const Side& x, V (&mean)[kVectors],
+                                                            V (&variance)[kVectors]) {
+    using C = Element<V>;
+    constexpr std::int64_t lanes = kLanes<C>, first = 16;
+    const C count = static_cast<C>(n);
+    V about[kVectors];
+    sums_of_lines(std::min(n, first), about, [&](std::int64_t i, int u) { return x.get(i, u * lanes); });
+    for (int u = 0; u < kVectors; ++u) about[u] /= static_cast<C>(std::min(n, first));
+    decltype(V{} < V{}) is_settled[kVectors] = {};
+    for (int pass = 0; pass < 2; ++pass) {
+        V difference[kVectors], square[kVectors];
+        two_sums_of_lines(n, difference, square, [&](std::int64_t i, int u) {
+            const V a = x.get(i, u * lanes) - about[u];
+            return Two<V>{a, a * a};
+        });
+        bool all_settled = true;
+        for (int u = 0; u < kVectors; ++u) {
+            const V left = difference[u] / count, found = square[u] / count - left * left, center = about[u] + left;
+            mean[u] = is_settled[u] ? mean[u] : center;
+            variance[u] = is_settled[u] ? variance[u] : found;
+            is_settled[u] = left * left <= found;
+            all_settled &= !any(~is_settled[u]);
+            about[u] = center;
+        }
+        if (__builtin_expect(all_settled, 1)) return;
+    }
+}
+
+// ---- results
 
 // The results of a row, while the next one is fetched
 template <bool kStream, bool kWeight, bool kBias, class T, class W>

@@ -9,20 +9,16 @@
 
 #include <type_traits>
 
-#include "beside.h"
 #include "careful_row.h"
 #include "gathered.h"
 #include "lanes.h"
+#include "moments.h"
 #include "over_rows.h"
 #include "parameters.h"
 #include "scratch.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {  // functions of one source each, which compilers inline more readily
-
-// Rows of up to as many elements are computed several at once.
-template <class T>
-constexpr std::int64_t kFewElements = 4 * kLanes<T>;
 
 template <class T>
 struct NormRow {
@@ -70,36 +66,6 @@ struct Scale {
 
 // ---- lines side by side
 
-// Mean and variance about the mean of the first elements, or, in lanes where that is far from the mean, about that
-template <int kVectors, class Side, class V>
-inline __attribute__((always_inline)) void moments_of_lines(std::int64_t n, const Side& x, V (&mean)[kVectors],
-                                                            V (&variance)[kVectors]) {
-    using C = Element<V>;
-    constexpr std::int64_t lanes = kLanes<C>, first = 16;
-    const C count = static_cast<C>(n);
-    V about[kVectors];
-    sums_of_lines(std::min(n, first), about, [&](std::int64_t i, int u) { return x.get(i, u * lanes); });
-    for (int u = 0; u < kVectors; ++u) about[u] /= static_cast<C>(std::min(n, first));
-    decltype(V{} < V{}) is_settled[kVectors] = {};
-    for (int pass = 0; pass < 2; ++pass) {
-        V difference[kVectors], square[kVectors];
-        two_sums_of_lines(n, difference, square, [&](std::int64_t i, int u) {
-            const V a = x.get(i, u * lanes) - about[u];
-            return Two<V>{a, a * a};
-        });
-        bool all_settled = true;
-        for (int u = 0; u < kVectors; ++u) {
-            const V left = difference[u] / count, found = square[u] / count - left * left, center = about[u] + left;
-            mean[u] = is_settled[u] ? mean[u] : center;
-            variance[u] = is_settled[u] ? variance[u] : found;
-            is_settled[u] = left * left <= found;
-            all_settled &= !any(~is_settled[u]);
-            about[u] = center;
-        }
-        if (__builtin_expect(all_settled, 1)) return;
-    }
-}
-
 template <bool kCentred, int kVectors, bool kNeighbours, class T, class C>
 [[gnu::noinline]] void side_by_side(const LineNorm& op, const C* weight, const C* bias, const SomeLines& some) {
     using V = Vec<C>;
@@ -144,7 +110,8 @@ template <bool kCentred, int kVectors, bool kNeighbours, class T, class C>
 // As many short rows as a vector has lanes, or fewer; elements of their results up to `end` may be written before the
 // rows that have them are computed.
 template <bool kCentred, class T, class C>
-[[gnu::noinline]] void short_rows(const LineNorm& op, const C* weight, const C* bias, const SomeLines& some, const char* end) {
+[[gnu::noinline]] void short_rows(const LineNorm& op, const C* weight, const C* bias, const SomeLines& some,
+                                  const char* end) {
     using V = Vec<C>;
     constexpr std::int64_t lanes = kLanes<C>;
     const Lines &lines = op.lines, &sums = op.sums;
@@ -254,8 +221,8 @@ void every_line(const LineNorm& op, const F& one_row) {
     const std::int64_t n = lines.length, bytes = (adds ? 4 : 2) * lines.count * n * item;
     const bool of_rows = lines.step.y == item && (!adds || sums.step.y == item);  // the results are rows
     const bool is_row = of_rows && lines.step.x == item && (!adds || sums.step.x == item);
-    const bool neighbours = lines.stride.x == item && lines.stride.y == item &&
-                            (!adds || (sums.stride.x == item && sums.stride.y == item));
+    const bool neighbours =
+        lines.stride.x == item && lines.stride.y == item && (!adds || (sums.stride.x == item && sums.stride.y == item));
     if (is_row && n > kFewElements<T>)
         return over_rows(lines.count, bytes, op.streaming, [&](auto streaming, std::int64_t i) {
             const Line line = lines.line(i), next = lines.line(i + 1 < lines.count ? i + 1 : i);
@@ -270,8 +237,8 @@ void every_line(const LineNorm& op, const F& one_row) {
 
     const std::int64_t room = whole_lines(n * static_cast<std::int64_t>(sizeof(C)));
     const Scratch scratch(2 * room);
-    const C* const weight = widened(op.weight, op.parameter_dtype, C{1}, static_cast<C>(op.weight ? op.weight_offset : 0),
-                                    scratch.at<C>(0), n);
+    const C* const weight = widened(op.weight, op.parameter_dtype, C{1},
+                                    static_cast<C>(op.weight ? op.weight_offset : 0), scratch.at<C>(0), n);
     // -0 does not change any sum
     const C* const bias =
         kCentred ? widened(op.bias, op.parameter_dtype, static_cast<C>(-0.0), C{0}, scratch.at<C>(room), n) : nullptr;

@@ -10,10 +10,9 @@
 //   is computed again: see careful_row.h.
 // Bytes: each element once in, once out, as in a copy. The benchmark's rows `copy` and `numpy/cpu` show which fraction
 //   of a copy's speed is reached: asv run --bench Normalization
-#include "line_norm.h"
-
 #include <cmath>
 
+#include "line_norm.h"
 #include "norm_lines.h"
 
 namespace tensorops::TENSOROPS_TARGET {

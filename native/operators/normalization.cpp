@@ -84,10 +84,11 @@ bool may_stream(const Call& call, const Lines& lines, const Array& y) {
            lines.length * y.item() % 64 == 0;
 }
 
+constexpr const char* kApart = "the axes of the arrays are not one run of memory";
+
 // Makes the result, after the sum with a residual if there is one, and computes both.
 Reason normalize(Call& call, LineNorm& op, const Array& x, std::uint32_t along, const Array* residual,
                  const Array* weight, const Array* bias) {
-    constexpr const char* kApart = "the axes of the arrays are not one run of memory";
     const Along lines(x, along);
     Array y, sum;
     Result of_sum = lines.result(sum, x);
@@ -97,7 +98,8 @@ Reason normalize(Call& call, LineNorm& op, const Array& x, std::uint32_t along, 
     if (x.size() == 0) return {};
     if (!lines.find(op.lines, x, y)) return kApart;
     if (residual && !lines.find(op.sums, *residual, sum)) return kApart;
-    const bool differ = weight && bias && (weight->dtype != bias->dtype || !weight->is_contiguous() || !bias->is_contiguous());
+    const bool differ =
+        weight && bias && (weight->dtype != bias->dtype || !weight->is_contiguous() || !bias->is_contiguous());
     const RowParameter scale(weight, x, differ), shift(bias, x, differ);
     op.weight = scale.data();
     op.bias = shift.data();
@@ -189,17 +191,6 @@ TENSOROPS_OPERATOR(add_layer_norm, "x, residual, weight=None, bias=None, eps=1e-
 
 namespace {
 
-// The groups of every element of a batch as rows
-Rows groups_of(const Array& x, std::int64_t groups) {
-    Rows rows{};
-    rows.data = x.data;
-    rows.count = 1;
-    rows.length = x.size_from(1) / groups;
-    add_axis(rows, x.shape[0], x.stride(0));
-    add_axis(rows, groups, rows.length * x.item());
-    return rows;
-}
-
 Reason refuse_cotangent(const char* name, const Array& dy, const Array& x) {
     if (dy.dtype != x.dtype) return std::string(name) + " has another dtype than x";
     return dy.has_shape(x) ? Reason{} : std::string(name) + " has another shape than x";
@@ -210,40 +201,53 @@ struct NormGradients {
     const Array *weight, *bias;
     std::int64_t wanted;  // a bit for each result: of x, weight and bias
     double offset = 0;
-    std::int64_t groups = 0, channels = 0;  // of x, if it has channels
 };
 
-Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Array& dy) {
-    const Array& x = of.x;
-    if (Reason reason = refuse_cotangent("dy", dy, x); !reason.empty()) return reason;
-    const std::int64_t count = of.groups ? of.channels : x.length();
+Reason refuse_narrow(const NormGradients& of) {
     for (const auto& [name, p] : {std::pair{"weight", of.weight}, std::pair{"bias", of.bias}})
-        if (Reason reason = refuse_parameter(name, p, x, count, of.groups ? "axis 1 of x" : "axis -1 of x");
-            !reason.empty())
-            return reason;
-        else if (p && (p->dtype == Dtype::float64) != (x.dtype == Dtype::float64))
+        if (p && (p->dtype == Dtype::float64) != (of.x.dtype == Dtype::float64))
             return std::string(name) + " has another dtype than x";
-    Array dx{}, dweight{}, dbias{};
-    if (!call.make({{dx, &x, (of.wanted & 1) != 0},
-                    {dweight, of.weight, (of.wanted & 2) != 0},
-                    {dbias, of.bias, (of.wanted & 4) != 0}}))
-        return call.reason;
-    op.span = of.groups ? x.size_from(2) : 1;
-    op.groups = of.groups ? of.groups : 1;
-    op.x = of.groups ? groups_of(x, of.groups) : rows_of(x);
-    op.dy = of.groups ? groups_of(dy, of.groups) : rows_of(dy);
-    op.dtype = x.dtype;
-    if (of.weight) {
-        op.weight = of.weight->data;
-        op.weight_dtype = of.weight->dtype;
-        op.weight_offset = of.offset;
-    }
-    op.dx = dx.data;
+    return {};
+}
+
+// Makes the results, of which that of x is `of_x` unless it is not wanted, and sets all of op but the lines; false if
+// the call ends here.
+bool make_gradients(Call& call, NormVjp& op, const NormGradients& of, Result of_x, const RowParameter& weight) {
+    Array dweight{}, dbias{};
+    of_x.is_wanted = (of.wanted & 1) != 0;
+    if (!call.make({of_x, {dweight, of.weight, (of.wanted & 2) != 0}, {dbias, of.bias, (of.wanted & 4) != 0}}))
+        return false;
+    op.dtype = of.x.dtype;
+    op.weight = weight.data();
+    op.weight_dtype = of.weight ? weight.dtype() : of.x.dtype;
+    op.weight_offset = of.weight ? of.offset : 0;
     op.dweight = dweight.data;
     op.dbias = dbias.data;
     op.dweight_dtype = dweight.dtype;
     op.dbias_dtype = dbias.dtype;
-    op.streaming = call.streams && x.bytes() >= kStreamBytes && op.x.length * x.item() % 64 == 0;
+    return true;
+}
+
+Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Array& dy, const Array* dsum,
+                     std::uint32_t along) {
+    const Array& x = of.x;
+    if (Reason reason = refuse_cotangent("dy", dy, x); !reason.empty()) return reason;
+    if (Reason reason = refuse_parameter("weight", of.weight, x, along); !reason.empty()) return reason;
+    if (Reason reason = refuse_parameter("bias", of.bias, x, along); !reason.empty()) return reason;
+    if (Reason reason = refuse_narrow(of); !reason.empty()) return reason;
+    const Along lines(x, along);
+    if (Reason reason = lines.refuse(x, of.weight || of.bias); !reason.empty()) return reason;
+    Lines of_dy;
+    if (!lines.find(op.lines, x, x) || !lines.find(of_dy, dy, dy)) return kApart;
+    const RowParameter weight(of.weight, x);
+    Array dx{};
+    if (!make_gradients(call, op, of, lines.result(dx, x), weight)) return call.reason;
+    op.groups = op.span = 1;
+    op.dy = of_dy;
+    op.lines.y = nullptr;
+    if (dx.data && !lines.find(op.lines, x, dx)) return kApart;
+    if (dsum && !lines.find(op.dsum, *dsum, *dsum)) return kApart;
+    op.streaming = dx.data && may_stream(call, op.lines, dx);
     call.compute(x.bytes(), [&op] { target().norm_vjp(op); });
     return {};
 }
@@ -253,15 +257,14 @@ Reason differentiate_sum(Call& call, Norm norm) {
     Reader in(call);
     NormVjp op{};
     op.norm = norm;
-    const Array& sum = in.rows();
+    const Array& sum = in.array();
     const Array *weight = in.optional(), *bias = norm == Norm::deviation ? in.optional() : nullptr;
-    const Array &dy = in.rows(), &dsum = in.rows();
+    const Array &dy = in.array(), &dsum = in.array();
     op.eps = in.nonnegative();
-    in.last_axis(sum, "sum");
+    const std::uint32_t along = read_axis(in, sum, "sum");
     const std::int64_t wanted = in.integer();
     if (!in.require(refuse_cotangent("dsum", dsum, sum))) return in.reason;
-    op.dsum = rows_of(dsum);
-    return differentiate(call, op, {sum, weight, bias, wanted}, dy);
+    return differentiate(call, op, {sum, weight, bias, wanted}, dy, &dsum, along);
 }
 
 }  // namespace
@@ -269,14 +272,16 @@ Reason differentiate_sum(Call& call, Norm norm) {
 TENSOROPS_OPERATOR(rms_norm_vjp, "x, weight, dy, eps=1e-06, *, axis=-1, weight_offset=0.0, wanted=-1 -> dx, dweight") {
     Reader in(call);
     NormVjp op{};
-    const Array& x = in.rows();
+    op.norm = Norm::root_mean_square;
+    const Array& x = in.array();
     const Array* weight = in.optional();
-    const Array& dy = in.rows();
+    const Array& dy = in.array();
     op.eps = in.nonnegative();
-    in.last_axis(x, "x");
+    const std::uint32_t along = read_axis(in, x);
     const double offset = in.finite();
     const std::int64_t wanted = in.integer();
-    return in.failed() ? in.reason : differentiate(call, op, {x, weight, nullptr, wanted, offset}, dy);
+    if (in.failed()) return in.reason;
+    return differentiate(call, op, {x, weight, nullptr, wanted, offset}, dy, nullptr, along);
 }
 
 TENSOROPS_OPERATOR(add_rms_norm_vjp,
@@ -293,30 +298,40 @@ TENSOROPS_OPERATOR(l2_norm_vjp, "x, dy, eps=1e-12, *, axis=-1 -> dx") {
     Reader in(call);
     NormVjp op{};
     op.norm = Norm::length;
-    const Array &x = in.rows(), &dy = in.rows();
+    const Array &x = in.array(), &dy = in.array();
     op.eps = in.nonnegative();
-    const int axes = in.last_axes(x, "x");
-    if (!in.require(axes == 1, "axis is not the last of x")) return in.reason;
-    return differentiate(call, op, {x, nullptr, nullptr, 1}, dy);
+    const std::uint32_t along = in.axes(x, "x");
+    return in.failed() ? in.reason : differentiate(call, op, {x, nullptr, nullptr, 1}, dy, nullptr, along);
 }
 
 TENSOROPS_OPERATOR(layer_norm_vjp, "x, weight, bias, dy, eps=1e-05, *, axis=-1, wanted=-1 -> dx, dweight, dbias") {
     Reader in(call);
     NormVjp op{};
     op.norm = Norm::deviation;
-    const Array& x = in.rows();
+    const Array& x = in.array();
     const Array *weight = in.optional(), *bias = in.optional();
-    const Array& dy = in.rows();
+    const Array& dy = in.array();
     op.eps = in.nonnegative();
-    const int axes = in.last_axes(x, "x");
+    const std::uint32_t along = in.axes(x, "x");
     const std::int64_t wanted = in.integer();
-    if (!in.require(axes == 1, "axis is not the last of x")) return in.reason;
-    return differentiate(call, op, {x, weight, bias, wanted}, dy);
+    if (in.failed()) return in.reason;
+    return differentiate(call, op, {x, weight, bias, wanted}, dy, nullptr, along);
 }
 
 // ---------------------------------------------------------------------------------------- of channels
 
 namespace {
+
+// The groups of every element of a batch as rows
+Rows groups_of(const Array& x, std::int64_t groups) {
+    Rows rows{};
+    rows.data = x.data;
+    rows.count = 1;
+    rows.length = x.size_from(1) / groups;
+    add_axis(rows, x.shape[0], x.stride(0));
+    add_axis(rows, groups, rows.length * x.item());
+    return rows;
+}
 
 // Without a number of groups, each channel is one.
 Reason normalize_groups(Call& call, Reader& in, const Array& x, const std::int64_t* num_groups, const Array* weight,
@@ -392,7 +407,21 @@ Reason differentiate_groups(Call& call, Reader& in, const Array& x, const std::i
     if (x.size() == 0) return "x is empty";
     if (groups < 1 || channels % groups != 0)
         return "num_groups does not divide the " + std::to_string(channels) + " channels of x";
-    return differentiate(call, op, {x, weight, bias, wanted, 0, groups, channels}, dy);
+    const NormGradients of{x, weight, bias, wanted};
+    if (Reason reason = refuse_cotangent("dy", dy, x); !reason.empty()) return reason;
+    for (const auto& [name, p] : {std::pair{"weight", weight}, std::pair{"bias", bias}})
+        if (Reason reason = refuse_parameter(name, p, x, channels, "axis 1 of x"); !reason.empty()) return reason;
+    if (Reason reason = refuse_narrow(of); !reason.empty()) return reason;
+    const RowParameter scale(weight, x);
+    Array dx{};
+    if (!make_gradients(call, op, of, Result(dx, x), scale)) return call.reason;
+    op.span = x.size_from(2);
+    op.groups = groups;
+    op.lines = lines_of(groups_of(x, groups), dx.data, x.item());
+    op.dy = lines_of(groups_of(dy, groups), nullptr, x.item());
+    op.streaming = dx.data && may_stream(call, op.lines, dx);
+    call.compute(x.bytes(), [&op] { target().norm_vjp(op); });
+    return {};
 }
 
 }  // namespace

@@ -64,6 +64,45 @@ Input rows_to_sum(Test& t, double spread = 2.0) {
     return laid_out(std::move(x), {t.rows, t.length}, {0}, 7);
 }
 
+// Where the elements of lines are in memory: one after another, line after line; those of one place in all lines after
+// each other, of x and of the results; or, of x, with as much space after each
+enum class Layout { rows, columns, stepped };
+constexpr Layout kLayouts[] = {Layout::rows, Layout::columns, Layout::stepped};
+
+template <class Each>
+std::vector<Each> transposed(const Test& t, const std::vector<Each>& rows) {
+    std::vector<Each> columns;
+    for (std::int64_t i = 0; i < t.length && !rows.empty(); ++i)
+        for (std::int64_t row = 0; row < t.rows; ++row)
+            columns.push_back(rows[static_cast<std::size_t>(row * t.length + i)]);
+    return columns;
+}
+
+Input in_layout(const Test& t, const Input& x, Layout layout) {
+    if (layout == Layout::rows) return x;
+    if (layout == Layout::columns) return {x.dtype, transposed(t, x.values)};
+    return laid_out(Input{x.dtype, x.values}, {t.rows * t.length, 1}, {0}, x.element());
+}
+
+Expected in_layout(const Test& t, const Expected& expected, Layout layout) {
+    if (layout != Layout::columns) return expected;
+    return {transposed(t, expected.value), transposed(t, expected.scale)};
+}
+
+Lines lines_of(const Test& t, const Input& x, Layout layout, const char* data, char* y) {
+    const std::int64_t item = x.element();
+    if (layout == Layout::rows) return lines_of(rows_of(x, data), y, item);
+    Lines lines{};
+    lines.x = data;
+    lines.y = y;
+    lines.length = t.length;
+    lines.count = lines.width = t.rows;
+    const bool columns = layout == Layout::columns;
+    lines.step = columns ? Lines::Strides{t.rows * item, t.rows * item} : Lines::Strides{2 * item, item};
+    lines.stride = columns ? Lines::Strides{item, item} : Lines::Strides{2 * t.length * item, t.length * item};
+    return lines;
+}
+
 Expected rms_norm_of(const Test& t, const Input& x, const std::vector<Input>& weight, double eps, double offset) {
     return by_row(t, x, [&](const Real* row, Expected& expected) {
         Real sum = 0;
@@ -78,56 +117,55 @@ void rms_norm(Test& t) {
     const Input x = rows_to_sum(t, spread_of_rows(t));
     const double eps = t.length % 7 ? 1e-6 : 0.0, offset = t.length % 2 ? 0.0 : 1.0;
     for (const std::vector<Input>& weight : parameters(t, 1)) {
-        std::vector<Input> in{x};
-        in.insert(in.end(), weight.begin(), weight.end());
-        t.check("rms_norm", {8, 32}, in, rms_norm_of(t, x, weight, eps, offset), [&](const Test::Call& call) {
-            RmsNorm op{};
-            op.x = rows_of(x, call.in[0]);
-            op.y = call.out;
-            op.weight = weight.empty() ? nullptr : call.in[1];
-            op.x_dtype = t.dtype;
-            op.weight_dtype = weight.empty() ? t.dtype : weight[0].dtype;
-            op.eps = eps;
-            op.weight_offset = offset;
-            op.streaming = call.streaming;
-            target().rms_norm(op);
-        });
+        const Expected expected = rms_norm_of(t, x, weight, eps, offset);
+        for (const Layout layout : kLayouts) {
+            std::vector<Input> in{in_layout(t, x, layout)};
+            in.insert(in.end(), weight.begin(), weight.end());
+            t.check("rms_norm", {8, 32}, in, in_layout(t, expected, layout), [&](const Test::Call& call) {
+                LineNorm op{};
+                op.norm = Norm::root_mean_square;
+                op.lines = lines_of(t, x, layout, call.in[0], call.out);
+                op.weight = weight.empty() ? nullptr : call.in[1];
+                op.x_dtype = t.dtype;
+                op.parameter_dtype = weight.empty() ? t.dtype : weight[0].dtype;
+                op.eps = eps;
+                op.weight_offset = offset;
+                op.streaming = call.streaming && layout == Layout::rows;
+                target().rms_norm(op);
+            });
+        }
     }
 }
 
 // The norm of a sum with a residual, which norm(sum) expects, and the sum: results of one call of the kernel, run(op).
-template <class Op, class Norm, class Run>
-void add_and_normalize(Test& t, const std::string& name, const Norm& norm, const Run& run) {
+void add_and_normalize(Test& t, const std::string& name, Norm norm, void (*Target::*kernel)(const LineNorm&),
+                       const std::function<Expected(const Input&)>& of_sum) {
     const Input x = rows_to_sum(t), residual = rows_to_sum(t);
     Input sum = x;
     const Format half = format_of(t.dtype), wide = format_of(t.dtype == Dtype::float64 ? t.dtype : Dtype::float32);
     for (std::size_t i = 0; i < sum.values.size(); ++i)
         sum.values[i] = rounded(half, rounded(wide, x.values[i] + residual.values[i]));
-    const auto check = [&](const std::string& what, Bound bound, const Expected& expected, char* Op::* result,
-                           char* Op::* other) {
+    const auto check = [&](const std::string& what, Bound bound, const Expected& expected, bool is_sum) {
         t.check(what, bound, {x, residual}, expected, [&](const Test::Call& call) {
             std::vector<char> elsewhere(sum.bytes() + 64);
-            Op op{};
-            op.x = rows_of(x, call.in[0]);
-            op.residual = rows_of(residual, call.in[1]);
-            op.*result = call.out;
-            op.*other = elsewhere.data() + (64 - reinterpret_cast<std::uintptr_t>(elsewhere.data()) % 64);
-            op.x_dtype = t.dtype;
+            char* const other = elsewhere.data() + (64 - reinterpret_cast<std::uintptr_t>(elsewhere.data()) % 64);
+            LineNorm op{};
+            op.norm = norm;
+            op.lines = lines_of(rows_of(x, call.in[0]), is_sum ? other : call.out, x.element());
+            op.sums = lines_of(rows_of(residual, call.in[1]), is_sum ? call.out : other, x.element());
+            op.x_dtype = op.parameter_dtype = t.dtype;
+            op.eps = 1e-6;
             op.streaming = call.streaming;
-            run(op);
+            (target().*kernel)(op);
         });
     };
-    check(name, {8, 8}, norm(sum), &Op::y, &Op::sum);
-    check(name + ", the sum", {0, 0}, {sum.values, {}}, &Op::sum, &Op::y);
+    check(name, {8, 8}, of_sum(sum), false);
+    check(name + ", the sum", {0, 0}, {sum.values, {}}, true);
 }
 
 void add_rms_norm(Test& t) {
-    const auto norm = [&t](const Input& sum) { return rms_norm_of(t, sum, {}, 1e-6, 0.0); };
-    add_and_normalize<RmsNorm>(t, "add_rms_norm", norm, [&t](RmsNorm& op) {
-        op.weight_dtype = t.dtype;
-        op.eps = 1e-6;
-        target().rms_norm(op);
-    });
+    add_and_normalize(t, "add_rms_norm", Norm::root_mean_square, &Target::rms_norm,
+                      [&t](const Input& sum) { return rms_norm_of(t, sum, {}, 1e-6, 0.0); });
 }
 
 void l2_norm(Test& t) {
@@ -138,16 +176,17 @@ void l2_norm(Test& t) {
         for (std::int64_t i = 0; i < t.length; ++i) sum += row[i] * row[i];
         for (std::int64_t i = 0; i < t.length; ++i) expected.value.push_back(row[i] / std::max(std::sqrt(sum), least));
     });
-    t.check("l2_norm", {8, 8}, {x}, expected, [&](const Test::Call& call) {
-        RmsNorm op{};
-        op.by_length = true;
-        op.x = rows_of(x, call.in[0]);
-        op.y = call.out;
-        op.x_dtype = t.dtype;
-        op.eps = static_cast<double>(least);
-        op.streaming = call.streaming;
-        target().rms_norm(op);
-    });
+    for (const Layout layout : kLayouts)
+        t.check("l2_norm", {8, 8}, {in_layout(t, x, layout)}, in_layout(t, expected, layout),
+                [&](const Test::Call& call) {
+                    LineNorm op{};
+                    op.norm = Norm::length;
+                    op.lines = lines_of(t, x, layout, call.in[0], call.out);
+                    op.x_dtype = op.parameter_dtype = t.dtype;
+                    op.eps = static_cast<double>(least);
+                    op.streaming = call.streaming && layout == Layout::rows;
+                    target().rms_norm(op);
+                });
 }
 
 // `span` elements share one of the parameters, of which every row has its own.
@@ -181,30 +220,29 @@ void layer_norm(Test& t) {
     const Input x = rows_to_sum(t, spread_of_rows(t));
     const double eps = tiny ? 0.0 : 1e-5;
     for (const std::vector<Input>& both : parameters(t, 2)) {
-        std::vector<Input> in{x};
-        in.insert(in.end(), both.begin(), both.end());
-        t.check("layer_norm", {8, 32}, in, layer_norm_of(t, x, both, eps), [&](const Test::Call& call) {
-            LayerNorm op{};
-            op.x = rows_of(x, call.in[0]);
-            op.y = call.out;
-            op.weight = both.empty() ? nullptr : call.in[1];
-            op.bias = both.empty() ? nullptr : call.in[2];
-            op.x_dtype = t.dtype;
-            op.parameter_dtype = both.empty() ? t.dtype : both[0].dtype;
-            op.eps = eps;
-            op.streaming = call.streaming;
-            target().layer_norm(op);
-        });
+        const Expected expected = layer_norm_of(t, x, both, eps);
+        for (const Layout layout : kLayouts) {
+            std::vector<Input> in{in_layout(t, x, layout)};
+            in.insert(in.end(), both.begin(), both.end());
+            t.check("layer_norm", {8, 32}, in, in_layout(t, expected, layout), [&](const Test::Call& call) {
+                LineNorm op{};
+                op.norm = Norm::deviation;
+                op.lines = lines_of(t, x, layout, call.in[0], call.out);
+                op.weight = both.empty() ? nullptr : call.in[1];
+                op.bias = both.empty() ? nullptr : call.in[2];
+                op.x_dtype = t.dtype;
+                op.parameter_dtype = both.empty() ? t.dtype : both[0].dtype;
+                op.eps = eps;
+                op.streaming = call.streaming && layout == Layout::rows;
+                target().layer_norm(op);
+            });
+        }
     }
 }
 
 void add_layer_norm(Test& t) {
-    const auto norm = [&t](const Input& sum) { return layer_norm_of(t, sum, {}, 1e-5); };
-    add_and_normalize<LayerNorm>(t, "add_layer_norm", norm, [&t](LayerNorm& op) {
-        op.parameter_dtype = t.dtype;
-        op.eps = 1e-5;
-        target().layer_norm(op);
-    });
+    add_and_normalize(t, "add_layer_norm", Norm::deviation, &Target::layer_norm,
+                      [&t](const Input& sum) { return layer_norm_of(t, sum, {}, 1e-6); });
 }
 
 // The rows are groups of the channels of one element of a batch. Weight and bias have dtypes of their own.

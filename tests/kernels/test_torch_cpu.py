@@ -58,13 +58,12 @@ def test_which_kernels_serve_torch():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_views_of_any_strides(dtype):
     base = torch.linspace(-2, 2, 240).reshape(4, 6, 10).to(getattr(torch, dtype))
-    for x in (base, base[::2, :, 1:8], base.transpose(0, 1), base[:1].expand(5, 6, 10)):
+    for x in (base, base[::2, :, 1:8], base.transpose(0, 1), base[:1].expand(5, 6, 10), base[..., ::2]):
         assert reason(x) is None
         y = tp.rms_norm(x, base[0, 0, : x.shape[-1]])
         assert y.dtype == x.dtype
         expected = REFERENCES["rms_norm"](support.back(x), support.back(base[0, 0, : x.shape[-1]]))
         close(y.double(), torch.from_numpy(expected), 1e-5 if base.element_size() > 2 else 1e-2)
-    assert reason(base[..., ::2], operator=tp.rms_norm) == "the last axis of x is not contiguous"
 
 
 def test_results_are_the_callers():

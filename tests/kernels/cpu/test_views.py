@@ -174,6 +174,86 @@ def test_norms_beyond_the_range_of_squares(operator, length, rng):
         np.testing.assert_allclose(y, expected, rtol=3e-6, atol=3e-6 * np.nanmax(np.abs(expected[3])))
 
 
+def norm_gradients(operator, x, dy, axis, weight):
+    """Return the derivatives of a norm with respect to x and weight in numbers wider than float64."""
+    x, dy = x.astype(np.longdouble), dy.astype(np.longdouble)
+    shape = [n if d == axis else 1 for d, n in enumerate(x.shape)]
+    others = tuple(d for d in range(x.ndim) if d != axis)
+    centred = x - x.mean(axis=axis, keepdims=True) if operator == "layer_norm" else x
+    mean = np.sum if operator == "l2_norm" else np.mean
+    eps = 0 if operator == "l2_norm" else np.longdouble(NORMS[operator])
+    divisor = np.sqrt(mean(centred**2, axis=axis, keepdims=True) + eps)
+    y, g = centred / divisor, dy * (1 if weight is None else weight.astype(np.longdouble).reshape(shape))
+    dx = g - y * mean(g * y, axis=axis, keepdims=True)
+    if operator == "layer_norm":
+        dx = dx - g.mean(axis=axis, keepdims=True)
+    return dx / divisor, (dy * y).sum(axis=others), dy.sum(axis=others), divisor
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", NORMS)
+def test_derivatives_of_norms_along_every_axis_of_every_view(operator, dtype, rng):
+    eps = EPS[dtype]
+    compute = eps if dtype in ("float32", "float64") else 2**-23
+    for shape in SHAPES:
+        cotangents = layouts(rng, shape, dtype)
+        for name, x in layouts(rng, shape, dtype).items():
+            for axis in range(x.ndim):
+                weight = None if operator == "l2_norm" else rng.standard_normal(2 * x.shape[axis]).astype(x.dtype)[::2]
+                given = {"rms_norm": (weight,), "l2_norm": (), "layer_norm": (weight, weight)}[operator]
+                for dy in (cotangents[name], cotangents["contiguous"].reshape(x.shape),
+                           np.broadcast_to(x.dtype.type(0.5), x.shape)):  # fmt: skip
+                    expected = norm_gradients(operator, x, dy, axis, weight)
+                    results = getattr(_native, f"{operator}_vjp")(x, *given, dy, axis=axis)
+                    dx, *of_parameters = results if isinstance(results, tuple) else (results,)
+                    assert dx.dtype == x.dtype
+                    # the deviation of equal elements is eps, and theirs from their mean a rounding error
+                    size = np.abs(x.astype(np.longdouble)).max(axis=axis, keepdims=True) / expected[3]
+                    slope = np.abs(dy.astype(np.longdouble)).max() * (1 if weight is None else np.abs(weight).max())
+                    scale = slope.astype(np.longdouble) / expected[3] * (1 + size) ** 2
+                    error = np.abs(dx.astype(np.longdouble) - expected[0])
+                    assert np.all(error < 32 * compute * scale + eps * np.abs(expected[0])), (shape, name, axis)
+                    terms = x.size // x.shape[axis]
+                    for found, sums in zip(of_parameters, expected[1:], strict=False):
+                        bound = 16 * compute * terms * np.abs(dy).max().astype(np.longdouble) * (1 + size.max())
+                        error = np.abs(found.astype(np.longdouble) - sums)
+                        assert np.all(error < bound + eps * np.abs(sums)), (shape, name, axis)
+
+
+@pytest.mark.parametrize("length", [3, 20, 300])
+@pytest.mark.parametrize("operator", ["rms_norm", "layer_norm"])
+def test_derivatives_of_norms_beyond_the_range_of_squares(operator, length, rng):
+    """Lines whose squares overflow or vanish, beside usual ones, whatever the layout."""
+    x, dy = (rng.standard_normal((40, length)).astype(np.float32) for _ in range(2))
+    x[3] *= np.float32(1e25)
+    x[20] *= np.float32(1e-25)
+    x[21] = 0
+    weight = rng.standard_normal(length).astype(np.float32)
+    given = (weight,) if operator == "rms_norm" else (weight, weight)
+    expected = norm_gradients(operator, x, dy, 1, weight)[:3]
+    wide = np.repeat(x, 2, axis=1)
+    vjp = getattr(_native, f"{operator}_vjp")
+    for rows, (dx, *sums) in ((True, vjp(x, *given, dy)), (True, vjp(wide[:, ::2], *given, dy)),
+                              (True, vjp(np.asfortranarray(x), *given, dy)),
+                              (False, vjp(np.ascontiguousarray(x.T), *given, np.ascontiguousarray(dy.T), axis=0)),
+                              (False, vjp(wide.T[::2], *given, dy.T, axis=0))):  # fmt: skip
+        error = np.abs((dx if rows else dx.T) - expected[0]) / np.abs(expected[0]).max(axis=1, keepdims=True)
+        assert error.max() < 5e-5  # of three elements, the deviation may be small
+        for found, wanted in zip(sums, expected[1:], strict=False):
+            np.testing.assert_allclose(found, wanted.astype(float), rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_is_wanted_of_derivatives(rng):
+    x = np.asfortranarray(rng.standard_normal((30, 50)))
+    weight, dy = rng.standard_normal(50), rng.standard_normal((30, 50))
+    whole = _native.rms_norm_vjp(x, weight, dy)
+    for wanted in (1, 2):
+        for found, expected in zip(_native.rms_norm_vjp(x, weight, dy, wanted=wanted), whole, strict=True):
+            if found is not None:
+                np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert _native.rms_norm_vjp(x, weight, dy, wanted=2)[0] is None
+
+
 @pytest.mark.parametrize("operator", ["layer_norm", "l2_norm"])
 def test_norms_along_several_axes(operator, rng):
     """Several axes that are one run of memory are one line, whose parameters have their shape."""
