@@ -2,8 +2,8 @@
 //
 // Work: lines go to threads in contiguous blocks.
 //   A line of neighbours in memory is a row: it is read for its maximum, and again for the exponentials, which softmax
-//   keeps in memory of its thread and then scales; those of rows too long for that are computed twice. Exponentials are
-//   bound by arithmetic, so the next row is fetched meanwhile.
+//   keeps, in the result or memory of its thread, and then scales; those of rows too long for that are computed twice.
+//   Exponentials are bound by arithmetic, so the next row is fetched meanwhile.
 //   Lines side by side in memory are computed together, a lane for each, in blocks of a few vectors; the exponentials
 //   are kept in the result. Short rows are brought into this form in a buffer.
 //   Other lines are rows whose elements are gathered one by one.
@@ -175,20 +175,25 @@ void one_by_one(const Softmax& op, bool is_row, std::int64_t bytes) {
     const int threads = threads_for_rows(lines.count, bytes);
     const std::int64_t of_row = lines.length * static_cast<std::int64_t>(sizeof(C));
     const bool keeps = op.kind == Normalized::softmax && of_row <= kMostKept;
-    const std::int64_t room = keeps ? whole_lines(of_row) : 0;
+    // Exponentials are kept in the result, unless that is of another type or written past the caches.
+    const bool in_result = is_same<R, C> && !op.streaming;
+    const std::int64_t room = keeps && !in_result ? whole_lines(of_row) : 0;
     const Scratch scratch(threads * room);
     over_shares(threads, lines.count, 1, [&](Share mine) {
-        C* const kept = keeps ? scratch.at<C>(mine.member * room) : nullptr;
+        const auto kept = [&](const Line& line) -> C* {
+            if (!keeps) return nullptr;
+            return in_result ? reinterpret_cast<C*>(line.y) : scratch.at<C>(mine.member * room);
+        };
         if (is_row)
             return rows_of_share(mine, op.streaming, [&](auto streaming, std::int64_t i) {
                 const Line line = lines.line(i), next = lines.line(i + 1 < lines.count ? i + 1 : i);
                 one_row<streaming, T, R>(op, reinterpret_cast<const T*>(line.x), reinterpret_cast<const T*>(next.x),
-                                         line.y, kept);
+                                         line.y, kept(line));
             });
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const Line line = lines.line(i);
             const Strided<T> x{line.x, lines.step.x};
-            one_row<false, T, R>(op, x, x, line.y, kept);
+            one_row<false, T, R>(op, x, x, line.y, kept(line));
         }
     });
 }
