@@ -51,8 +51,8 @@ def over_parts(
         shapes = declared.result_shapes([a.shape for a in arrays])
         if specs := specs_of_parts(declared, placement, arrays, shapes):
             inputs, outputs = specs[: len(arrays)], specs[len(arrays) :]
-            outputs = tuple(outputs) if len(outputs) > 1 else outputs[0]
-            return on_parts(of_arrays, placement[0], inputs, outputs, arrays)
+            places = tuple(outputs) if len(outputs) > 1 else outputs[0]
+            return on_parts(of_arrays, placement[0], inputs, places, arrays)
     return _left_to_xla(of_arrays, arrays, types, declared)
 
 

@@ -813,8 +813,8 @@ def logsumexp(
     >>> import numpy as np, tensorops
     >>> tensorops.logsumexp(np.asarray([[1000.0, 1000.0]]))
     array([1000.69314718])
-    >>> tensorops.logsumexp(np.asarray([1000.0, 1001.0]), b=np.asarray([1.0, -1.0]), return_sign=True)
-    (np.float64(1000.5413248546129), np.float64(-1.0))
+    >>> tensorops.logsumexp(np.asarray([[1000.0, 1001.0]]), b=np.asarray([1.0, -1.0]), return_sign=True)
+    (array([1000.54132485]), array([-1.]))
     """
     xp = get_namespace(x, where, b)
     axes = as_axes(axis)
