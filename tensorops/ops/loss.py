@@ -516,14 +516,12 @@ def blended(
 
 def losses_with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
     """Return losses in `UNIT`, as `below` and the largest logit `most`; the total is relative to the latter."""
+    # One factor of the square is in the unit, and the other is not: a compiler may multiply the constants of both, and
+    # the square of the unit or of its inverse is out of range.
+    root = log_total + most / UNIT
     log_total = UNIT * log_total
     losses = counted * log_total + below
-    if squares is None:
-        return losses
-    # A compiler may multiply the constants of a derivative, among which is the unit's inverse: its square would be
-    # infinite.
-    root = (log_total + most) * UNIT**-0.5
-    return losses + root * squares * root
+    return losses if squares is None else losses + (log_total + most) * squares * root
 
 
 def _distances(x: Array, largest: Array) -> Array:

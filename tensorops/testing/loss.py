@@ -191,6 +191,8 @@ def _weighted_cases(case: Callable[..., Case], pair: Callable[..., Arguments]) -
         yield case(f"weight_classes_{n}", partial(lambda r, n, how: weighted(r, n, 3, **how), n=n, how=how))
         yield case(f"probabilities_classes_{n}", partial(lambda r, n, how: probable(r, n, 3, **how), n=n, how=how))
     yield case("z_loss_mean", lambda r: args(*pair(r, 33, 5)[0], z_loss=1e-3))
+    # Of a single row, XLA multiplies the constants of factors.
+    yield case("z_loss_one_row", lambda _: args(np.array([[0.5, -1.0]]), np.array([0]), z_loss=0.5))
     yield case("z_loss_batch", lambda r: args(*pair(r, 9, 2, 3)[0], z_loss=1e-3, reduction="none"))
     yield case("weight_ignore_index", lambda r: weighted(r, 7, 4, ignore_index=2))
     yield case("weight_one_dimension", lambda r: args(normal(r, 7), np.array(3), r.random(7)))
@@ -268,6 +270,7 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
         yield case(f"rows_{n}", partial(lambda r, n: make(r, 9, 5, n, **none), n=n))
     yield case("smoothed", lambda r: make(r, 33, 17, 5, label_smoothing=0.2))
     yield case("z_loss", lambda r: make(r, 33, 17, 5, z_loss=0.02, reduction="sum"))
+    yield case("z_loss_one_row", lambda _: args(ones(1, 1), np.array([[0.5], [-1.0]]), np.array([0]), z_loss=0.5))
     yield case("bias", lambda r: args(*make(r, 9, 5, 4)[0], normal(r, 9)))
     yield case("ce_weight", lambda r: args(*make(r, 9, 5, 4)[0], None, r.random(9)))
     yield case(
