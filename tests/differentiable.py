@@ -112,6 +112,8 @@ DIFFERENTIABLE = {
     "causal_conv1d-without_state": ((normal(1, 4, 2), normal(2, 2)), {}),
     "gated_delta_rule": (heads(3), {"state": normal(1, 2, 3, 2)}),
     "gated_delta_rule-chunk": (heads(6, key_heads=2), {"state": normal(1, 2, 3, 2), "scale": 0.7}),
+    "gated_delta_rule-without_beta": (heads(3)[:4], {"state": normal(1, 2, 3, 2)}),
+    "gated_delta_rule-chunk_without_beta": (heads(6, key_heads=2)[:4], {}),
     "linear_cross_entropy-mean": ((normal(5, 3), normal(4, 3), np.asarray([2, 0, 3, -100, 1]), normal(4)), {}),
     "linear_cross_entropy-weighted": (
         (normal(5, 3), normal(4, 3), np.asarray([2, 0, 3, 1, 1]), None, np.asarray([0.5, 2.0, 1.0, 0.25])),

@@ -56,6 +56,10 @@ LAYERS = [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "slidin
 GRANITE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0,
 }  # fmt: skip
+MAMBA = {
+    **GRANITE, **EXPERTS, "shared_intermediate_size": 32, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24,
+    "mamba_n_groups": 2, "layer_types": ["mamba", "attention", "mamba", "mamba"],
+}  # fmt: skip
 # The class of the configuration in transformers, and what differs from SIZES.
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -104,6 +108,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", GRANITE),
     "granitemoe": ("GraniteMoe", {**GRANITE, **EXPERTS}),
     "granitemoe with a shared expert": ("GraniteMoeShared", {**GRANITE, **EXPERTS, "shared_intermediate_size": 32}),
+    "granitehybrid": ("GraniteMoeHybrid", MAMBA),
+    "granitehybrid without experts": ("GraniteMoeHybrid", {
+        **MAMBA, "num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_d_conv": 3,
+        "mamba_conv_bias": False}),
     "gemma4": ("Gemma4Text", {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6,
                               "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "layer_types": LAYERS[1:5],
                               "num_global_key_value_heads": 1}),
@@ -130,7 +138,7 @@ NOT_LLAMA_CPP = {"deepseek2", "deepseek2 without a latent of queries"}
 # What a GGUF file cannot say, or llama.cpp leaves out.
 FOLDERS_ONLY = {"mistral", "phi3 with a window"}
 PRIVATE = ("rope.scaling.truncate", "attention.scale")  # keys of folders that files lack; see GGUF_SCALES
-GGUF_SCALES = ("granite", "granitemoe")
+GGUF_SCALES = ("granite", "granitehybrid", "granitemoe")
 
 
 @cache
@@ -207,7 +215,7 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
 
     file = open_folder(folder)
     name = file.metadata["general.architecture"]
-    heads = {part: file.metadata[f"{name}.attention.{key}"]
+    heads = {part: int(np.max(file.metadata[f"{name}.attention.{key}"]))
              for part, key in (("attn_q", "head_count"), ("attn_k", "head_count_kv"))}  # fmt: skip
     arrays = {}
     tensors = (
@@ -220,7 +228,7 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         part = key.split(".")[2] if key.startswith("blk.") else ""
         if architectures.get(name).interleaved and not architectures.get(name).interleaved_in_folders and part in heads:
             array = np.ascontiguousarray(_neighbours(array, heads[part]))
-        if f"{name}.ssm.group_count" in file.metadata and name != "qwen3next":
+        if name.startswith("qwen35"):
             array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))
         arrays[key] = array
     if name == "lfm2":
@@ -235,7 +243,7 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         and key != "general.architecture"
         and not (key.endswith("sliding_window") and value == 0)  # which llama.cpp refuses
     }
-    if f"{name}.{SSM[0]}" in metadata:
+    if f"{name}.{SSM[0]}" in metadata and name != "granitehybrid":
         _, count, dim = (metadata[f"{name}.{size}"] for size in SSM)
         metadata |= {f"{name}.ssm.inner_size": count * dim, f"{name}.rope.dimension_sections": [2, 1, 1, 0]}
     if name == "gemma4":

@@ -1,4 +1,5 @@
-// S ← exp(g_t) S; S ← S + k_t ⊗ beta_t (v_t - Sᵀ k_t); y_t = scale Sᵀ q_t, token by token for each head.
+// S ← exp(g_t) S; S ← S + k_t ⊗ beta_t (v_t - Sᵀ k_t), or k_t ⊗ v_t without beta; y_t = scale Sᵀ q_t, token by token
+// for each head.
 //
 // Work: columns of the state do not depend on each other. Threads take strips of up to kVectors vectors of columns, and
 //   compute all tokens of one before the next. Between tokens a strip is in memory of its own, as its rows would share
@@ -93,13 +94,17 @@ class Strip {
         convert(reinterpret_cast<const T*>(op_.k.at(batch_, of_keys, t)), key, n);
         convert(reinterpret_cast<const T*>(op_.q.at(batch_, of_keys, t)), query, n);
         const C decay = std::exp(read_one<C>(op_.g.at(batch_, head_, t), op_.g_dtype));
-        const C beta = read_one<C>(op_.beta.at(batch_, head_, t), op_.beta_dtype);
+        const T* const v = reinterpret_cast<const T*>(op_.v.at(batch_, head_, t)) + column_;
 
         Vec<C> correction[kVectors]{}, y[kVectors]{};
-        for (std::int64_t i = 0; i < n; ++i)
-            for (int r = 0; r < kVectors; ++r) correction[r] += get_vector(from[i], r) * key[i];
-        const T* const v = reinterpret_cast<const T*>(op_.v.at(batch_, head_, t)) + column_;
-        for (int r = 0; r < kVectors; ++r) correction[r] = (get_vector(v, r) - correction[r] * decay) * beta;
+        if (op_.beta.data) {
+            const C beta = read_one<C>(op_.beta.at(batch_, head_, t), op_.beta_dtype);
+            for (std::int64_t i = 0; i < n; ++i)
+                for (int r = 0; r < kVectors; ++r) correction[r] += get_vector(from[i], r) * key[i];
+            for (int r = 0; r < kVectors; ++r) correction[r] = (get_vector(v, r) - correction[r] * decay) * beta;
+        } else {
+            for (int r = 0; r < kVectors; ++r) correction[r] = get_vector(v, r);
+        }
         for (std::int64_t i = 0; i < n; ++i)
             for (int r = 0; r < kVectors; ++r) {
                 const Vec<C> s = get_vector(from[i], r) * decay + correction[r] * key[i];

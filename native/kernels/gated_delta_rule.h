@@ -17,7 +17,7 @@ struct Strided {
 
 struct GatedDeltaRule {
     Strided q, k, v;  // rows for each sequence, head and token; q and k have `key_heads` heads
-    Strided g, beta;  // an element for each of them
+    Strided g, beta;  // an element for each of them; without data of beta, values are added to what the state has
     Strided state;    // rows of values for each sequence, head and feature of a key; without data they are zeros
     char* y;          // rows for each sequence, head and token, one after another
     char* new_state;  // like the state, one after another, in the type in which the dtype is computed

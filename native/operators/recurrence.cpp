@@ -123,16 +123,16 @@ TENSOROPS_OPERATOR(causal_conv1d, "x, weight, bias=None, state=None, *, activati
     return {};
 }
 
-TENSOROPS_OPERATOR(gated_delta_rule, "q, k, v, g, beta, *, state=None, scale=None -> y, new_state") {
+TENSOROPS_OPERATOR(gated_delta_rule, "q, k, v, g, beta=None, *, state=None, scale=None -> y, new_state") {
     Reader in(call);
-    const Array &q = in.rows(), &k = in.rows(), &v = in.rows(), &g = in.array(), &beta = in.array();
-    const Array* state = in.optional();
+    const Array &q = in.rows(), &k = in.rows(), &v = in.rows(), &g = in.array();
+    const Array *beta = in.optional(), *state = in.optional();
     const Value& scale = in.value();
     if (in.failed()) return in.reason;
     if (!in.require(refuse_heads(q, k, v))) return in.reason;
     GatedDeltaRule op{};
     in.require(refuse_gates("g", g, v));
-    in.require(refuse_gates("beta", beta, v));
+    if (beta) in.require(refuse_gates("beta", *beta, v));
     in.require(refuse_state(state, q, v));
     if (!in.require(read_scale(scale, q.length(), op.scale))) return in.reason;
     const std::int64_t of_state[] = {v.shape[0], v.shape[1], q.length(), v.length()};
@@ -142,7 +142,10 @@ TENSOROPS_OPERATOR(gated_delta_rule, "q, k, v, g, beta, *, state=None, scale=Non
     op.k = strided(k);
     op.v = strided(v);
     op.g = strided(g);
-    op.beta = strided(beta);
+    if (beta) {
+        op.beta = strided(*beta);
+        op.beta_dtype = beta->dtype;
+    }
     if (state) {
         op.state = strided(*state);
         op.state_dtype = state->dtype;
@@ -157,7 +160,6 @@ TENSOROPS_OPERATOR(gated_delta_rule, "q, k, v, g, beta, *, state=None, scale=Non
     op.end = product(v.shape[0], op.heads);
     op.dtype = v.dtype;
     op.g_dtype = g.dtype;
-    op.beta_dtype = beta.dtype;
     if (op.end == 0 || op.value_dim == 0) return {};
     // A token in the cache takes about an eighth of the time of reading its state from memory and writing it back.
     const std::int64_t bytes = product(new_state.bytes(), 2 + op.tokens / 4);

@@ -70,8 +70,8 @@ def layout(
 ) -> list[list[tuple[tuple[int, ...], np.dtype[Any]]]]:
     """Return the shapes and dtypes of what the blocks keep of a sequence: first those of keys, then those of values.
 
-    Of a gated delta net, the states take their places, and of a convolution its last inputs; of a block that attends to
-    the keys of another, nothing does.
+    Of a gated delta net or Mamba 2, the states take their places, and of a convolution its last inputs; of a block that
+    attends to the keys of another, nothing does.
 
     Parameters
     ----------
@@ -85,7 +85,8 @@ def layout(
         How many those with a window have, if they are fewer.
     """
     convolution = (1, 1, config.conv_width - 1, config.state_channels)
-    states = convolution, (1, max(config.state_heads, 1), max(config.state_dim, 1), max(config.state_dim, 1))
+    key_dim = config.state_key_dim or config.state_dim
+    states = convolution, (1, max(config.state_heads, 1), max(key_dim, 1), max(config.state_dim, 1))
     kinds = []
     for number in range(config.blocks):
         block, shapes, dtype = config.of_block(number), states, np.dtype(np.float32)

@@ -91,12 +91,14 @@ class ModelConfig:
     is_gated : bool
         Whether the rows of a head of queries are followed by those of a gate, whose sigmoid multiplies its result.
     recurrent : tuple of int
-        The numbers of blocks that have a gated delta net in place of attention, or, without heads of states, a
-        convolution between two gates.
+        The numbers of blocks that have a gated delta net or a layer of Mamba 2 in place of attention, or, without heads
+        of states, a convolution between two gates.
     state_heads, state_groups : int
         Heads of its states, and of its queries and keys.
     state_dim : int
         Features of a head.
+    state_key_dim : int
+        Those of its queries and keys, if they are other than `state_dim`; else 0.
     conv_width : int
         How many tokens its convolution sees.
     latent_dim : int
@@ -171,6 +173,7 @@ class ModelConfig:
     state_heads: int = 0
     state_groups: int = 0
     state_dim: int = 0
+    state_key_dim: int = 0
     conv_width: int = 0
     latent_dim: int = 0
     query_latent_dim: int = 0
@@ -197,8 +200,9 @@ class ModelConfig:
 
     @property
     def state_channels(self) -> int:
-        """Queries, keys and values of a gated delta net, or what else a convolution sees."""
-        return (2 * self.state_groups + self.state_heads) * self.state_dim if self.state_heads else self.dim
+        """Queries, keys and values of a layer with states, or what else a convolution sees."""
+        keys = 2 * self.state_groups * (self.state_key_dim or self.state_dim)
+        return keys + self.state_heads * self.state_dim if self.state_heads else self.dim
 
     @cached_property
     def _of_blocks(self) -> list[ModelConfig]:

@@ -32,7 +32,7 @@ class Memory(Protocol):
         """Return what attention gives, (batch, heads, tokens, head_dim); keep keys and values if there are any."""
 
     def state(self, number: int) -> tuple[Array | None, Array | None]:
-        """Return the states of a gated delta net: the last inputs of its convolution, and those of its heads."""
+        """Return the states of a recurrent block: the last inputs of its convolution, and those of its heads."""
 
     def keep(self, number: int, convolution: Array, state: Array) -> None:
         """Replace them."""
@@ -100,7 +100,7 @@ class Layer:
     Attributes
     ----------
     is_recurrent : bool
-        Whether the block has a gated delta net or a convolution in place of attention.
+        Whether the block has a gated delta net, Mamba 2 or a convolution in place of attention.
     """
 
     def __init__(self, step: Step, number: int, weights: Mapping[str, Any], inputs: Array | None = None) -> None:
@@ -269,6 +269,34 @@ class Layer:
         """Return numbers of each head, (batch, heads, tokens)."""
         xp, step = self._step.xp, self._step
         return xp.permute_dims(xp.reshape(x, (step.batch, step.tokens, x.shape[1])), (0, 2, 1))
+
+    # ------------------------------------------------------------------------------- Mamba 2
+
+    def mamba(self, h: Array) -> Array:
+        """Return what a layer of Mamba 2 makes of features, (tokens, dim): every rank computes all of it."""
+        c, step, w, xp = self.config, self._step, self._w, self._step.xp
+        values, keys = c.state_heads * c.state_dim, c.state_groups * c.state_key_dim
+        mixed = linear(h, w["ssm_in"])
+        z, mixed, rates = (
+            mixed[:, :values], mixed[:, values : 2 * values + 2 * keys], mixed[:, 2 * values + 2 * keys :]
+        )  # fmt: skip
+        before, state = step.memory.state(self._number)
+        before = None if before is None else before[:, 0, :, :]
+        mixed = xp.reshape(mixed, (step.batch, step.tokens, c.state_channels))
+        mixed, before = tp.causal_conv1d(mixed, w["ssm_conv1d"], w.get("ssm_conv1d.bias"), before, activation="silu")
+        x = xp.reshape(mixed[:, :, :values], (step.batch, step.tokens, c.state_heads, c.state_dim))
+        k, q = (
+            xp.permute_dims(xp.reshape(part, (step.batch, step.tokens, c.state_groups, c.state_key_dim)), (0, 2, 1, 3))
+            for part in (mixed[:, :, values : values + keys], mixed[:, :, values + keys :])
+        )
+        rates = self._by_head(tp.softplus(rates + w["ssm_dt.bias"]))
+        v = xp.permute_dims(x, (0, 2, 1, 3)) * xp.expand_dims(rates, axis=3)
+        y, state = tp.gated_delta_rule(q, k, v, rates * w["ssm_a"], state=state, scale=1.0)
+        step.memory.keep(self._number, xp.expand_dims(before, axis=1), state)
+        y = xp.permute_dims(y, (0, 2, 1, 3)) + x * w["ssm_d"]
+        y = tp.swiglu(z, xp.reshape(y, z.shape))
+        y = tp.rms_norm(xp.reshape(y, (h.shape[0], c.state_groups, -1)), None, c.eps) * w["ssm_norm"]
+        return linear(xp.reshape(y, z.shape), w["ssm_out"])
 
     # ------------------------------------------------------------------------------- short convolutions
 

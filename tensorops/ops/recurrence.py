@@ -78,7 +78,7 @@ def _check_gated_delta_rule(
     k: Array,
     v: Array,
     g: Array,
-    beta: Array,
+    beta: Array | None,
     state: Array | None,
     scale: float | None,
 ) -> dict[str, Any]:
@@ -94,7 +94,8 @@ def _check_gated_delta_rule(
     if (key_heads == 0 and heads != 0) or (key_heads and heads % key_heads):
         raise ValueError(f"{name}: q has {plural(key_heads, 'head')}, which does not divide the {heads} of v")
     for label, x in (("g", g), ("beta", beta)):
-        _require_shape(name, label, x, (batch, heads, tokens), "(batch, heads, tokens)")
+        if x is not None:
+            _require_shape(name, label, x, (batch, heads, tokens), "(batch, heads, tokens)")
     if state is not None:
         wanted = (batch, heads, key_dim, value_dim)
         _require_shape(name, "state", state, wanted, "(batch, heads, key_dim, value_dim)")
@@ -102,7 +103,7 @@ def _check_gated_delta_rule(
 
 
 def _gated_delta_rule_rows(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None, **_: Any
+    q: Array, k: Array, v: Array, g: Array, beta: Array | None, state: Array | None, **_: Any
 ) -> RowAxes:
     batch, key_heads, tokens, key_dim, heads, value_dim = range(6)
     arrays = given(
@@ -220,7 +221,7 @@ def gated_delta_rule(
     k: ArrayInput,
     v: ArrayInputT,
     g: ArrayInput,
-    beta: ArrayInput,
+    beta: ArrayInput | None = None,
     *,
     state: ArrayInput | None = None,
     scale: float | None = None,
@@ -233,7 +234,8 @@ def gated_delta_rule(
         y_t = \mathit{scale} \; S_t^\top q_t
 
     Each head has a state :math:`S`, a matrix that maps keys to values. The second term replaces the value that it holds
-    for :math:`k_t` by :math:`v_t`, wholly if :math:`\beta_t = 1` and the key has the length 1.
+    for :math:`k_t` by :math:`v_t`, wholly if :math:`\beta_t = 1` and the key has the length 1. Without `beta`, nothing
+    is replaced: :math:`S_t = e^{g_t} S_{t-1} + k_t \otimes v_t`.
 
     Parameters
     ----------
@@ -246,8 +248,9 @@ def gated_delta_rule(
         Values. `heads` is a multiple of `key_heads`: the queries and keys of a head serve a group of consecutive heads.
     g : array, floating point, shape (batch, heads, tokens)
         Logarithm of the factor by which the state decays, at most 0 in models. Minus infinity forgets everything.
-    beta : array, floating point, shape (batch, heads, tokens)
-        How much of the correction is stored, from 0 to 1 in models.
+    beta : array, floating point, shape (batch, heads, tokens), optional
+        How much of the correction is stored, from 0 to 1 in models. Without it, values are added to what a state has,
+        as in gated linear attention and in Mamba 2.
     state : array, floating point, shape (batch, heads, key_dim, value_dim), optional
         The state before the first token: what an earlier call returned. Zeros by default.
     scale : float, optional
@@ -279,6 +282,9 @@ def gated_delta_rule(
     :math:`u_i + \beta_i \sum_{j<i} d_{ij} (k_i \cdot k_j) u_j = \beta_i (v_i - d_{i0} S^\top k_i)`. A value that is
     not finite may then affect the tokens before it in its chunk.
 
+    The layer of Mamba 2 is ``gated_delta_rule(C, B, x * dt[..., None], dt * A, scale=1.0)``, with the names of its
+    paper.
+
     References
     ----------
     Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", ICLR 2025, https://arxiv.org/abs/2412.06464
@@ -286,9 +292,11 @@ def gated_delta_rule(
     Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers", ICML 2021,
     https://arxiv.org/abs/2102.11174
 
-    `LinearAttention` of ONNX with ``update_rule="gated_delta"``, whose heads share values, not keys; and
-    `chunk_gated_delta_rule` of https://github.com/fla-org/flash-linear-attention, whose tokens come before its heads:
-    such arrays are passed as transposed views.
+    Dao and Gu, "Transformers are SSMs", ICML 2024, https://arxiv.org/abs/2405.21060
+
+    `LinearAttention` of ONNX with ``update_rule="gated_delta"``, or ``"gated"`` without `beta`, whose heads share
+    values, not keys; and `chunk_gated_delta_rule` of https://github.com/fla-org/flash-linear-attention, whose tokens
+    come before its heads: such arrays are passed as transposed views.
 
     Examples
     --------
@@ -302,6 +310,8 @@ def gated_delta_rule(
     >>> state[0, 0]
     array([[4.5],
            [3. ]])
+    >>> tensorops.gated_delta_rule(k, k, v, g, scale=1.0)[0][0, 0, :, 0]  # the third token adds its value
+    array([2., 3., 9.])
     """
     xp = get_namespace(q, k, v, g, beta, state)
     batch, heads, tokens, value_dim = v.shape
@@ -315,7 +325,7 @@ def gated_delta_rule(
         _for_each_head(xp, wide_k, heads),
         wide_v,
         xp.expand_dims(wide_g, axis=-1),
-        xp.expand_dims(wide_beta, axis=-1),
+        None if wide_beta is None else xp.expand_dims(wide_beta, axis=-1),
         s,
     )
     return narrow(xp, y, v), anew(xp, s, widen(xp, v)[0].dtype)
@@ -335,25 +345,29 @@ def _for_each_head(xp: Namespace, x: Array, heads: int) -> Array:
     return xp.reshape(shared, (batch, heads, tokens, dim))
 
 
-def _by_token(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array) -> tuple[Array, Array]:
+def _by_token(
+    xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array | None, s: Array
+) -> tuple[Array, Array]:
     """Return the results of all tokens and the last state, token by token; arrays have the axes (…, tokens, dim)."""
     decay = xp.exp(g)
     results = []
     for t in range(v.shape[-2]):
         at = (..., slice(t, t + 1), slice(None))
         s = decay[at] * s
-        correction = beta[at] * (v[at] - xp.matmul(k[at], s))
+        correction = v[at] if beta is None else beta[at] * (v[at] - xp.matmul(k[at], s))
         s = s + xp.matrix_transpose(k[at]) * correction
         results.append(xp.matmul(q[at], s))
     return xp.concat(results, axis=-2) if results else xp.zeros_like(v), s
 
 
-def _by_chunk(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array) -> tuple[Array, Array]:
+def _by_chunk(
+    xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array | None, s: Array
+) -> tuple[Array, Array]:
     """Return the same, chunk by chunk: corrections within a chunk are the solution of a triangular system."""
     tokens = v.shape[-2]
     count = -(-tokens // _CHUNK)
     length = -(-tokens // count)
-    q, k, v, g, beta = (_in_chunks(xp, x, count, length) for x in (q, k, v, g, beta))
+    q, k, v, g = (_in_chunks(xp, x, count, length) for x in (q, k, v, g))
 
     row = xp.reshape(xp.arange(length, device=creation_device(v)), (length, 1))
     column = xp.matrix_transpose(row)
@@ -366,17 +380,22 @@ def _by_chunk(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array
     to_end = xp.matrix_transpose(decay[..., -1:, :])
 
     keys = xp.matrix_transpose(k)
-    system = beta * decay * xp.matmul(k, keys)
-    # A trace for any number of tokens is one for this number of chunks: their length may then be any.
-    most = length if is_fixed(length, v) else _CHUNK
-    solution = _inverse_of_unit_triangular(xp, xp.where(later, system, xp.zeros_like(system)), row, column, most)
+    solution = None
+    if beta is not None:
+        beta = _in_chunks(xp, beta, count, length)
+        system = beta * decay * xp.matmul(k, keys)
+        # A trace for any number of tokens is one for this number of chunks: their length may then be any.
+        most = length if is_fixed(length, v) else _CHUNK
+        solution = _inverse_of_unit_triangular(xp, xp.where(later, system, xp.zeros_like(system)), row, column, most)
     scores = decay * xp.matmul(q, keys)
 
     results = []
     for c in range(count):
         at = (..., c, slice(None), slice(None))
-        wanted = v[at] - from_start[at] * xp.matmul(k[at], s)
-        correction = xp.matmul(solution[at], beta[at] * wanted)
+        correction = v[at]
+        if beta is not None:
+            wanted = correction - from_start[at] * xp.matmul(k[at], s)
+            correction = xp.matmul(solution[at], beta[at] * wanted)
         results.append(from_start[at] * xp.matmul(q[at], s) + xp.matmul(scores[at], correction))
         s = from_start[at][..., -1:, :] * s + xp.matmul(keys[at], to_end[at] * correction)
     rest = tokens - (count - 1) * length

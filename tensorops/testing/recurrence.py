@@ -62,14 +62,14 @@ def gated_delta_rule(
     k: ArrayLike,
     v: ArrayLike,
     g: ArrayLike,
-    beta: ArrayLike,
+    beta: ArrayLike | None = None,
     *,
     state: ArrayLike | None = None,
     scale: float | None = None,
 ) -> tuple[Float64, NDArray[Any]]:
     """Update the state of each head token by token. It is float32 for half types, float64 for others."""
     is_half = np.asarray(v).dtype.itemsize == 2
-    q, k, v, g, beta = (float64(x) for x in (q, k, v, g, beta))
+    q, k, v, g = (float64(x) for x in (q, k, v, g))
     heads = v.shape[1]
     scale = max(q.shape[3], 1) ** -0.5 if scale is None else scale
     last = np.zeros((v.shape[0], heads, q.shape[3], v.shape[3])) if state is None else float64(state).copy()
@@ -80,7 +80,8 @@ def gated_delta_rule(
         for t in range(v.shape[2]):
             key = k[b, of_keys, t]
             s *= np.exp(g[b, h, t])
-            s += np.outer(key, beta[b, h, t] * (v[b, h, t] - s.T @ key))
+            value = v[b, h, t]
+            s += np.outer(key, value if beta is None else float64(beta)[b, h, t] * (value - s.T @ key))
             y[b, h, t] = scale * (s.T @ q[b, of_keys, t])
     return y, last.astype(np.float32) if is_half else last
 
@@ -182,6 +183,13 @@ def _gated_delta_rule_cases() -> Iterator[Case]:
     yield case("no_decay", lambda r: changed(r, g=0.0))
     yield case("beta_0", lambda r: changed(r, beta=0.0))
     yield case("beta_1", lambda r: changed(r, beta=1.0))
+    for tokens in (1, 4, 65):
+        yield case(
+            f"no_beta_{tokens}",
+            partial(lambda r, tokens: args(*(heads := _heads(r, tokens, 8, 6, heads=2))[:4], state=state(r, heads)),
+                    tokens=tokens),
+        )  # fmt: skip
+    yield case("no_beta_groups", lambda r: args(*_heads(r, 70, 8, 5, batch=2, key_heads=2, heads=6)[:4], scale=1.0))
     # The inverse of the triangular system has small numbers, its powers do not.
     yield case("equal_keys", lambda r: changed(r, 64, k=np.eye(1, 8), g=0.0, beta=1.0))
     yield case("strong_decay", lambda r: changed(r, g=np.where(np.arange(20) % 7 == 3, -1e4, -0.01)), tags=EXTREME)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Keys that a class takes, but does not keep under this name, or of which it supports only what is published.
 BY_ANOTHER_NAME = {
-    "block_ff_dim", "full_attention_interval", "full_attn_idxs", "global_head_dim", "max_window_layers",
+    "block_ff_dim", "full_attention_interval", "full_attn_idxs", "global_head_dim", "mamba_d_head", "max_window_layers",
     "num_global_key_value_heads", "partial_rotary_factor", "per_layer_config", "rope_local_base_freq", "rope_theta",
     "scoring_func", "sliding_window_pattern",
 }  # fmt: skip
@@ -86,7 +86,7 @@ def assert_same(model_type: str, written: dict[str, Any]) -> None:
 G = {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32}
 DEFAULT, LINEAR = ({"rope_type": kind, "rope_theta": 1e4} for kind in ("default", "linear"))
 YARN, FULL, EXPERTS, DELTA = tiny_networks.YARN, ["full_attention"] * 4, tiny_networks.EXPERTS, tiny_networks.DELTA
-LATENTS = tiny_networks.LATENTS
+LATENTS, MAMBA = tiny_networks.LATENTS, tiny_networks.MAMBA
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 MOE = {"head_dim": 32, "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2}
 GPT_OSS = {"head_dim": 32, **EXPERTS, "sliding_window": 6}
@@ -128,6 +128,15 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                         dict.fromkeys(["head_dim", "query_pre_attn_scalar", "hidden_activation",
                                                        "rope_parameters", "layer_types", "rms_norm_eps"], ...)),
     "qwen3_moe without norm_topk_prob": ("Qwen3Moe", MOE, {"norm_topk_prob": ...}),
+    "granitemoehybrid of which much is missing": ("GraniteMoeHybrid", {
+        **MAMBA, "attention_multiplier": 1.0, "mamba_d_conv": 4, "mamba_n_groups": 1}, dict.fromkeys(
+            ["attention_multiplier", "mamba_d_conv", "mamba_n_groups", "mamba_d_head", "mamba_chunk_size",
+             "time_step_limit", "rope_parameters"], ...)),
+    "granitemoehybrid with former names": ("GraniteMoeHybrid", MAMBA, {
+        "layer_types": ..., "layers_block_type": ["mamba", "attention", "mamba", "mamba"], "mamba_d_head": "auto",
+        "normalization_function": "rmsnorm", "init_method": "mup"}),
+    "granitemoehybrid of attention": ("GraniteMoeHybrid", {
+        **MAMBA, "layer_types": ["attention"] * 4, "num_local_experts": 0, "position_embedding_type": "rope"}, {}),
     "granite without its scale": ("Granite", {}, {"attention_multiplier": ...}),
     "qwen3_5 without its part": ("Qwen3_5Text", DELTA, {"rope_parameters": DEFAULT}),
     "qwen3_5 with an interval": ("Qwen3_5Text", {**DELTA, "layer_types": ["linear_attention", "full_attention"] * 2},

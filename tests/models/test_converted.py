@@ -119,9 +119,19 @@ def with_nvfp4(folder: Path) -> None:
     change(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
 
 
+def with_former_kinds(folder: Path) -> None:
+    """Name kinds of blocks and features of layers without experts as published files do, where the converter reads."""
+    config = json.loads((folder / "config.json").read_text())
+    former = {"full_attention": "attention", "linear_attention": "mamba"}
+    change(folder, layer_types=[former[kind] for kind in config["layer_types"]])
+    if not config["num_local_experts"]:
+        change(folder, intermediate_size=config["shared_intermediate_size"])
+
+
 ADDED: dict[str, Callable[[Path], None]] = {
     "Qwen3-Embedding": with_pooling, "Qwen 3.5": with_predictions, "NVFP4": with_nvfp4,
-    "NVFP4 with experts": with_nvfp4,
+    "NVFP4 with experts": with_nvfp4, "granitehybrid": with_former_kinds,
+    "granitehybrid without experts": with_former_kinds,
 }  # fmt: skip
 NAMES = [*(name for name in NETWORKS if name not in FOLDERS_ONLY), *PUBLISHED]
 

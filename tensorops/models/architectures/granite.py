@@ -39,7 +39,11 @@ class Granite(Decoder):
         "shared_mlp.input_linear": "ffn_gate_up_shexp",
         "shared_mlp.output_linear": "ffn_down_shexp",
     }
-    fused = {**Decoder.fused, "ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp")}  # noqa: RUF012
+    fused = {  # noqa: RUF012
+        **Decoder.fused,
+        "ffn_gate_up": ("ffn_gate", "ffn_up"),
+        "ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp"),
+    }
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:

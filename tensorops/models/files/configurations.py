@@ -117,6 +117,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "granite": _row("32000 4096 11008 32 32 - 2048", **GRANITE),
     "granitemoe": _row("32000 4096 11008 32 32 - 2048", **GRANITE, **EXPERTS),
     "granitemoeshared": _row("32000 4096 11008 32 32 - 2048", **GRANITE, **EXPERTS, shared_intermediate_size=0),
+    "granitemoehybrid": _row("32000 4096 11008 32 32 - 2048", **GRANITE, **EXPERTS, mamba_conv_bias=True,
+                             mamba_d_conv=4, mamba_d_head="auto", mamba_d_state=256, mamba_expand=2, mamba_n_groups=1,
+                             mamba_n_heads=128, mamba_proj_bias=False, position_embedding_type=None,
+                             shared_intermediate_size=1024, time_step_limit=None),
     "gpt_oss": _row("201088 2880 2880 36 64 8 131072", head_dim=64, num_experts=128, num_experts_per_tok=4,
                     rms_norm_eps=1e-5, rope_parameters=YARN_OF_GPT_OSS, rope_theta=150000.0, sliding_window=128,
                     swiglu_alpha=1.702, swiglu_limit=7.0),
@@ -131,6 +135,8 @@ SUPPORTED_ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "use_bidirectional_attention": (None, False, "vision"),
     "conv_bias": (False,),
     "decoder_sparse_step": (1,),
+    "mamba_proj_bias": (False,),
+    "time_step_limit": (None, [0, math.inf], [0, {"__float__": "Infinity"}]),
     "mlp_only_layers": (None, []),
     "deepseek_v2.norm_topk_prob": (None, False),  # means one thing to transformers, and another to DeepSeek
     "deepseek_v2.scoring_func": ("softmax",),
@@ -140,7 +146,9 @@ SUPPORTED_ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "swiglu_alpha": (1.702,),
     "swiglu_limit": (7.0,),
 })  # fmt: skip
-ALIASES = {"num_local_experts": "num_experts"}
+ALIASES = {"layers_block_type": "layer_types", "num_local_experts": "num_experts"}
+# Kinds of blocks by their former names.
+FORMER_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
 # The period of blocks without a window, where `layer_types` does not say which these are.
 PERIODS = {"gemma2": 2, "gemma4_text": 6, "olmo3": 4, "gpt_oss": 2}
 # Those whose blocks with a window rotate in their own way.
@@ -153,17 +161,17 @@ HARMLESS = frozenset([
     "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
     "block_use_xavier_init", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "conv_dim",
     "conv_dim_out", "conv_use_xavier_init", "dtype", "embd_pdrop", "eos_token_id", "ep_size", "experts_per_token",
-    "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "initial_context_length", "initializer_range",
-    "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id",
-    "layer_switch", "lm_head_bias", "mamba_ssm_dtype", "mlp_bias", "model_type", "moe_layer_freq", "num_heads",
-    "num_mtp_layers", "num_nextn_predict_layers", "order_of_interleaved_layers", "output_attentions",
-    "output_hidden_states", "output_router_logits", "pad_token_id", "position_embedding_type", "pretraining_tp",
-    "problem_type", "qk_head_dim", "qkv_bias", "quantization", "quantization_config", "resid_pdrop", "return_dict",
-    "rope_interleaved", "rope_scaling", "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "seq_aux",
-    "sliding_window_size", "tie_embedding", "tokenizer_class", "topk_method", "torch_dtype", "transformers.js_config",
-    "transformers_version", "unk_token_id", "use_cache", "use_embedding_sharing", "use_flash_attention_2",
-    "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "use_pos_enc", "use_qk_norm",
-    "use_sliding_window",
+    "full_attn_mod", "gradient_checkpointing", "hidden_act", "id2label", "init_method", "initial_context_length",
+    "initializer_range", "intermediate_size", "interpolate_factor", "is_decoder", "is_encoder_decoder",
+    "is_llama_config", "label2id", "layer_switch", "lm_head_bias", "mamba_chunk_size", "mamba_ssm_dtype", "mlp_bias",
+    "model_type", "moe_layer_freq", "normalization_function", "num_heads", "num_mtp_layers", "num_nextn_predict_layers",
+    "order_of_interleaved_layers", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "position_embedding_type", "pretraining_tp", "problem_type", "qk_head_dim", "qkv_bias", "quantization",
+    "quantization_config", "resid_pdrop", "return_dict", "rope_interleaved", "rope_scaling", "rotary_pct",
+    "router_aux_loss_coef", "router_jitter_noise", "seq_aux", "sliding_window_size", "tie_embedding", "tokenizer_class",
+    "topk_method", "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "use_cache",
+    "use_embedding_sharing", "use_flash_attention_2", "use_gated_activation", "use_parallel_block",
+    "use_parallel_embedding", "use_pos_enc", "use_qk_norm", "use_sliding_window",
     # How texts are generated: older versions of transformers wrote this into the same file.
     "do_sample", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
     "num_return_sequences", "repetition_penalty", "task_specific_params", "temperature", "top_k", "top_p", "typical_p",
@@ -234,7 +242,7 @@ def _layer_types(model_type: str, config: Mapping[str, Any]) -> list[str]:
         kinds = list(written)
         if len(kinds) < len(blocks):
             raise ValueError(f"layer_types has {len(kinds)} elements, expected {len(blocks)}")
-        kinds = kinds[: len(blocks)]
+        kinds = [FORMER_KINDS.get(kind, kind) for kind in kinds[: len(blocks)]]
     elif model_type in PERIODS:
         kinds = ["full_attention" if (i + 1) % PERIODS[model_type] == 0 else "sliding_attention" for i in blocks]
     elif model_type in OWN_PATTERNS:
@@ -262,6 +270,7 @@ def _with_recurrent(config: Mapping[str, Any], block: int) -> str:
 OWN_PATTERNS: Mapping[str, Callable[[Mapping[str, Any], int], str]] = {
     "cohere2": _with_windows,
     "gemma3_text": _with_windows,
+    "granitemoehybrid": lambda c, i: "linear_attention",
     "lfm2": lambda c, i: "full_attention" if c["full_attn_idxs"] is None or i in c["full_attn_idxs"] else "conv",
     "qwen2": _after_some,
     "qwen2_moe": lambda c, i: (

@@ -199,7 +199,8 @@ class _Config:
         yield "attention.key_length", config["head_dim"]
         yield "attention.value_length", config["head_dim"]
         layers = config["layer_types"]
-        kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * ("linear_num_key_heads" in known)),
+        is_linear = not known.keys().isdisjoint(("linear_num_key_heads", "mamba_n_heads"))
+        kinds = {"full_attention", "sliding_attention", *(["linear_attention"] * is_linear),
                  *(["conv"] * ("conv_L_cache" in known))}  # fmt: skip
         if not set(layers) <= kinds:
             raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
