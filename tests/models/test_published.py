@@ -44,7 +44,8 @@ SIZES = {"vocab_size": 96, "vocab_size_per_layer_input": 96, "intermediate_size"
          "shared_expert_intermediate_size": 24, "shared_intermediate_size": 24, "num_experts": 6,
          "num_local_experts": 6, "num_experts_per_tok": 2, "experts_per_token": 2, "top_k_experts": 2,
          "head_dim": 16, "global_head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-         "hidden_size_per_layer_input": 8, "pad_token_id": 0}  # fmt: skip
+         "hidden_size_per_layer_input": 8, "pad_token_id": 0, "n_routed_experts": 6, "kv_lora_rank": 32,
+         "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}  # fmt: skip
 # Where files of networks that see images, too, have those of the text, and other tensors beside them.
 PLACES = {
     "gemma3": ("language_model.", ["vision_tower.vision_model.post_layernorm.weight",
@@ -214,6 +215,7 @@ SEPARATE = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "qwen2_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "glm4_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "deepseek_v2": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -251,8 +253,12 @@ def test_the_numbers_of_a_published_configuration(name: str, tmp_path: Path) -> 
     assert architectures.find_misfit(ours, {key: tensor.shape for key, tensor in tensors.items()}) is None
     assert ours.blocks == theirs.num_hidden_layers
     assert ours.dim == theirs.hidden_size
-    assert (ours.heads, ours.kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.heads == theirs.num_attention_heads
+    if latent := getattr(theirs, "kv_lora_rank", None):  # which all heads share
+        assert (ours.kv_heads, ours.head_dim) == (1, latent + theirs.qk_rope_head_dim)
+    else:
+        assert ours.kv_heads == theirs.num_key_value_heads
+        assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     assert ours.vocab_size == theirs.vocab_size
     assert ours.context_length == theirs.max_position_embeddings
     assert ours.eps == theirs.rms_norm_eps
@@ -270,7 +276,8 @@ def test_the_numbers_of_a_published_configuration(name: str, tmp_path: Path) -> 
     if "sliding_attention" in ropes:
         base = ours.rope_base if ours.local_rope_base is None else ours.local_rope_base
         assert base == ropes["sliding_attention"]["rope_theta"]
-    assert ours.experts == (getattr(theirs, "num_experts", None) or getattr(theirs, "num_local_experts", 0))
+    counts = [getattr(theirs, key, None) for key in ("num_experts", "n_routed_experts", "num_local_experts")]
+    assert ours.experts == next(filter(None, counts), 0)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in loaded()])

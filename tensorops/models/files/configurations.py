@@ -120,7 +120,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "granitemoehybrid": _row("32000 4096 11008 32 32 - 2048", **GRANITE, **EXPERTS, mamba_conv_bias=True,
                              mamba_d_conv=4, mamba_d_head="auto", mamba_d_state=256, mamba_expand=2, mamba_n_groups=1,
                              mamba_n_heads=128, mamba_proj_bias=False, position_embedding_type=None,
-                             shared_intermediate_size=1024, time_step_limit=None),
+                             shared_intermediate_size=1024, time_step_limit=[0.0, math.inf]),
     "gpt_oss": _row("201088 2880 2880 36 64 8 131072", head_dim=64, num_experts=128, num_experts_per_tok=4,
                     rms_norm_eps=1e-5, rope_parameters=YARN_OF_GPT_OSS, rope_theta=150000.0, sliding_window=128,
                     swiglu_alpha=1.702, swiglu_limit=7.0),
