@@ -110,8 +110,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe with a shared expert": ("GraniteMoeShared", {**GRANITE, **EXPERTS, "shared_intermediate_size": 32}),
     "granitehybrid": ("GraniteMoeHybrid", MAMBA),
     "granitehybrid without experts": ("GraniteMoeHybrid", {
-        **MAMBA, "num_local_experts": 0, "position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_d_conv": 3,
-        "mamba_conv_bias": False}),
+        **MAMBA, "num_local_experts": 0, "mamba_n_groups": 1, "mamba_d_conv": 3, "mamba_conv_bias": False}),
     "gemma4": ("Gemma4Text", {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6,
                               "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "layer_types": LAYERS[1:5],
                               "num_global_key_value_heads": 1}),

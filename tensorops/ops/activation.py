@@ -121,7 +121,6 @@ def _check_logsumexp(
     options = _check_softmax(name, x, axis, where, dtype)
     if b is not None:
         require_floating(name, b=b)
-        require_same_dtype(name, x=x, b=b)
         require_broadcastable(name, "b", b, tuple(x.shape))
     flags = {"keepdims": keepdims, "return_sign": return_sign}
     return {**options, **{flag: as_bool(name, flag, value) for flag, value in flags.items()}}
@@ -784,9 +783,9 @@ def logsumexp(
         Keep the summed axes, with length one.
     where : array of bool, optional
         Broadcasts to `x`. Elements where it is False are left out.
-    b : array, optional
-        Weights of the exponentials, which broadcast to `x` and have its dtype; 1 by default. An element of weight 0 is
-        left out, whatever `x` is there, and the derivative by that weight is 0.
+    b : array, floating point, optional
+        Weights of the exponentials, which broadcast to `x`; 1 by default. An element of weight 0 is left out, whatever
+        `x` is there, and the derivative by that weight is 0.
     return_sign : bool, optional
         Return the logarithm of the sum's magnitude, and its sign.
     dtype : dtype, optional
@@ -803,8 +802,7 @@ def logsumexp(
     Raises
     ------
     TypeError
-        If `x` is not floating point, `where` not bool, `b` of another dtype than `x`, or `dtype` not a floating-point
-        dtype of its library.
+        If `x` or `b` is not floating point, `where` not bool, or `dtype` not a floating-point dtype of its library.
     ValueError
         If `x` has no such axis, or `where` or `b` does not broadcast to it.
 

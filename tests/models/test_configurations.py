@@ -129,7 +129,8 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                                        "rope_parameters", "layer_types", "rms_norm_eps"], ...)),
     "qwen3_moe without norm_topk_prob": ("Qwen3Moe", MOE, {"norm_topk_prob": ...}),
     "granitemoehybrid of which much is missing": ("GraniteMoeHybrid", {
-        **MAMBA, "attention_multiplier": 1.0, "mamba_d_conv": 4, "mamba_n_groups": 1}, dict.fromkeys(
+        **MAMBA, "attention_multiplier": 1.0, "mamba_d_conv": 4, "mamba_n_groups": 1,
+        "position_embedding_type": "rope"}, dict.fromkeys(
             ["attention_multiplier", "mamba_d_conv", "mamba_n_groups", "mamba_d_head", "mamba_chunk_size",
              "time_step_limit", "rope_parameters"], ...)),
     "granitemoehybrid with former names": ("GraniteMoeHybrid", MAMBA, {

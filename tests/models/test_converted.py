@@ -55,6 +55,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3.5 with other layers": ("Qwen3_5Text", {**tiny_networks.DELTA, "layer_types": LAYERS}),
     "DeepSeek-V2-Lite": ("DeepseekV2", {
         **NETWORKS["deepseek2 without a latent of queries"][1], "num_hidden_layers": 27}),
+    "Granite 4 without Mamba": ("GraniteMoeHybrid", {
+        **tiny_networks.MAMBA, "layer_types": ["attention"] * 4, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "position_embedding_type": "rope"}),
     "NVFP4": ("Llama", {"intermediate_size": 128}),
     "NVFP4 with experts": ("Qwen3Moe", {**NETWORKS["qwen3moe"][1], "hidden_size": 128, "moe_intermediate_size": 64}),
 }  # fmt: skip
@@ -131,7 +134,7 @@ def with_former_kinds(folder: Path) -> None:
 ADDED: dict[str, Callable[[Path], None]] = {
     "Qwen3-Embedding": with_pooling, "Qwen 3.5": with_predictions, "NVFP4": with_nvfp4,
     "NVFP4 with experts": with_nvfp4, "granitehybrid": with_former_kinds,
-    "granitehybrid without experts": with_former_kinds,
+    "granitehybrid without experts": with_former_kinds, "Granite 4 without Mamba": with_former_kinds,
 }  # fmt: skip
 NAMES = [*(name for name in NETWORKS if name not in FOLDERS_ONLY), *PUBLISHED]
 

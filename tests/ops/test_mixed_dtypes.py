@@ -58,6 +58,7 @@ CALLS = {
         {"weight": normal(5, 9), "bias": normal(5), "ce_weight": rng.random(5) + 0.1},
         {"targets": np.arange(3)},
     ),
+    "logsumexp": ((normal(3, 33),), {"b": np.abs(normal(3, 33))}),
     "linear_cross_entropy-probabilities": (
         (normal(3, 9),),
         {"weight": normal(5, 9), "targets": rng.dirichlet(np.ones(5), 3)},
@@ -82,6 +83,7 @@ PAIRS += [("bfloat16", "float16"), ("float64", "float32")]
 COMPILED = {"cpu", "torch_cpu", "jax_ffi"}
 LEFT_TO_BODIES = {
     "linear": ({"torch_cpu"}, PAIRS),  # torch's own product, of one dtype
+    "logsumexp": (COMPILED | {"pallas", "pyopencl"}, PAIRS),
     "rope-tables": ({"mlx_fast"}, PAIRS),
     "cross_entropy-weight": (COMPILED, PAIRS[2:]),
     "cross_entropy-probabilities": (COMPILED, PAIRS[2:]),

@@ -32,6 +32,10 @@ class Granite(Decoder):
     names = ("granite", "granitemoe")
     model_types = ("granite", "granitemoe", "granitemoeshared")
     interleaved = True
+    # llama.cpp's converter writes the sizes of Mamba for Granite 4 without it.
+    ignored_keys = frozenset(
+        f"ssm.{key}" for key in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")
+    )
     folder_names = {  # noqa: RUF012
         "block_sparse_moe.input_linear": "ffn_gate_up_exps",
         "block_sparse_moe.output_linear": "ffn_down_exps",

@@ -248,6 +248,11 @@ def operand(*shape, dtype="float32"):
     return Operand(dtype, shape, contiguous_strides(shape))
 
 
+def logsumexp(device, x, **options):
+    defaults = {"axis": 1, "keepdims": False, "where": None, "b": None, "return_sign": False, "dtype": None}
+    return softmax.logsumexp(device, x, **(defaults | options))
+
+
 @pytest.mark.parametrize(
     ("planned", "reason"),
     [
@@ -255,7 +260,8 @@ def operand(*shape, dtype="float32"):
         (lambda d: activation.planner("silu")(d, operand(3, dtype="int32")), "x has dtype int32"),
         (lambda d: activation.planner("silu")(without_float64(d), operand(3, dtype="float64")), "x has dtype float64"),
         (lambda d: softmax.softmax(d, operand(3, 4, 5), axis=(0, 2), where=None, dtype=None), "cannot be joined"),
-        (lambda d: softmax.logsumexp(d, operand(2, 2**31), axis=1, keepdims=False, dtype=None), "more than 2**31"),
+        (lambda d: logsumexp(d, operand(2, 2**31)), "more than 2**31"),
+        (lambda d: logsumexp(d, operand(2, 3), return_sign=True), "where, b or return_sign is given"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
