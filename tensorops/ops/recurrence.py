@@ -93,9 +93,9 @@ def _check_gated_delta_rule(
         raise ValueError(f"{name}: v has (batch, tokens) {(v.shape[0], v.shape[2])}, but q has {(batch, tokens)}")
     if (key_heads == 0 and heads != 0) or (key_heads and heads % key_heads):
         raise ValueError(f"{name}: q has {plural(key_heads, 'head')}, which does not divide the {heads} of v")
-    for label, x in (("g", g), ("beta", beta)):
-        if x is not None:
-            _require_shape(name, label, x, (batch, heads, tokens), "(batch, heads, tokens)")
+    _require_shape(name, "g", g, (batch, heads, tokens), "(batch, heads, tokens)")
+    if beta is not None:
+        _require_shape(name, "beta", beta, (batch, heads, tokens), "(batch, heads, tokens)")
     if state is not None:
         wanted = (batch, heads, key_dim, value_dim)
         _require_shape(name, "state", state, wanted, "(batch, heads, key_dim, value_dim)")

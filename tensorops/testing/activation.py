@@ -30,6 +30,7 @@ from tensorops.testing.values import (
     ones,
     quiet,
     random_mask,
+    single,
 )
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -416,6 +417,7 @@ def _logsumexp_cases() -> Iterator[Case]:
     yield case("where_nothing", lambda r: args(normal(r, 2, 5), where=np.array([[False], [True]])), tags=SPECIAL)
     yield case("where_hides_special", lambda r: args(SPECIAL_ROWS, where=np.isfinite(SPECIAL_ROWS)), tags=SPECIAL)
     yield case("weights", lambda r: args(normal(r, 5, 33, scale=3.0), b=0.5 + r.random((5, 33))))
+    yield case("float32_weights", lambda r: args(normal(r, 5, 33), b=single(0.5 + r.random((5, 33)))))
     yield case("weights_broadcast", lambda r: args(normal(r, 9, 4, 5), axis=0, b=0.5 + r.random((4, 1))))
     yield case("weights_where", lambda r: args(normal(r, 5, 33), where=random_mask(r, 5, 33), b=0.5 + r.random(33)))
     yield case("weight_0", lambda r: args(SPECIAL_ROWS, b=np.isfinite(SPECIAL_ROWS) * 2.0), tags=SPECIAL)
