@@ -393,7 +393,7 @@ def _by_chunk(
     for c in range(count):
         at = (..., c, slice(None), slice(None))
         correction = v[at]
-        if beta is not None:
+        if beta is not None and solution is not None:
             wanted = correction - from_start[at] * xp.matmul(k[at], s)
             correction = xp.matmul(solution[at], beta[at] * wanted)
         results.append(from_start[at] * xp.matmul(q[at], s) + xp.matmul(scores[at], correction))

@@ -5,7 +5,7 @@ https://huggingface.co/ibm-granite
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._decoder import Decoder
 
@@ -29,8 +29,8 @@ SCALES = {
 class Granite(Decoder):
     """Llama with scales of the embedding, of what a layer adds, of attention and of the logits."""
 
-    names = ("granite", "granitemoe")
-    model_types = ("granite", "granitemoe", "granitemoeshared")
+    names: ClassVar[tuple[str, ...]] = ("granite", "granitemoe")
+    model_types: ClassVar[tuple[str, ...]] = ("granite", "granitemoe", "granitemoeshared")
     interleaved = True
     # llama.cpp's converter writes the sizes of Mamba for Granite 4 without it.
     ignored_keys = frozenset(
