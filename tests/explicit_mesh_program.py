@@ -33,17 +33,17 @@ def main(arguments: list[str]) -> None:
     mesh = jax.make_mesh((DEVICES,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
     for name in [a for a in arguments if not a.startswith("--")] or OPERATORS:
         count, errors = 0, []
-        for case, axis, arrays, wanted in calls(name, every):
+        for case, axis, arrays in calls(name, every):
             count += 1
             try:
-                check(name, case, axis, arrays, mesh, wanted)
+                check(name, case, axis, arrays, mesh)
             except Exception:
                 errors.append(f"{case.name}, axis {axis}: {traceback.format_exc()}")
         print(f"\n{json.dumps([name, count, errors])}", flush=True)
 
 
-def calls(name: str, every: bool) -> Iterator[tuple[Any, Any, dict[str, Any], bool]]:
-    """Return cases, which axis to split of which array (its number, if rows are declared), and whether to derive."""
+def calls(name: str, every: bool) -> Iterator[tuple[Any, Any, dict[str, int]]]:
+    """Yield cases, an axis to split (its number, if rows are declared), and where the arrays have it."""
     operator = OPERATORS[name]
     kinds: set[bool] = set()
     for case in CASES[name]:
@@ -67,10 +67,10 @@ def calls(name: str, every: bool) -> Iterator[tuple[Any, Any, dict[str, Any], bo
             if not every and along_rows in kinds:
                 continue
             kinds.add(along_rows)
-            yield case, number, there, True
+            yield case, number, there
 
 
-def check(name: str, case: Any, axis: Any, places: dict[str, int], mesh: Any, wanted: bool) -> None:
+def check(name: str, case: Any, axis: Any, places: dict[str, int], mesh: Any) -> None:
     """Assert that results and gradients with these axes in parts are those on one device, and of the reference."""
     import jax
     import jax.numpy as jnp
@@ -107,7 +107,7 @@ def check(name: str, case: Any, axis: Any, places: dict[str, int], mesh: Any, wa
         else:
             np.testing.assert_array_equal(np.asarray(y), reference)
     floating = {key for key, a in arrays.items() if a.dtype.kind == "f"}
-    if not wanted or not floating or not any(y.dtype.kind == "f" for y in jax.tree.leaves(found)):
+    if not floating or not any(y.dtype.kind == "f" for y in jax.tree.leaves(found)):
         return
 
     def loss(moving: dict[str, Any], others: dict[str, Any], compute: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 import tensorops as tp
+from tensorops.persistent import Unpicklable
 from tensorops.persistent.ranks import Ranks, connect
 
 from .cache import FIRST_CAPACITY, PREFILL_TOKENS, KVCache, concat, layout, storage
@@ -98,7 +99,7 @@ def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Calla
     return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
 
 
-class LanguageModel:
+class LanguageModel(Unpicklable):
     """A language model.
 
     Parameters
@@ -165,11 +166,10 @@ class LanguageModel:
     token then needs all ranks' logits. A rank reads only its part of a file.
     """
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a LanguageModel cannot be pickled: it holds compiled code and all weights; "
-            "call LanguageModel.load in each process"
-        )
+    _refusal = (
+        "a LanguageModel cannot be pickled: it holds compiled code and all weights; "
+        "call LanguageModel.load in each process"
+    )
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensorops._pickling import Unpicklable
+from tensorops._pickling import Unpicklable as Unpicklable
 from tensorops._validation import as_integer
 from tensorops.backends import get_backend, set_backend, to_backend
 from tensorops.backends.probing import unavailable_reason

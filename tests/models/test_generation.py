@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -448,3 +450,11 @@ def test_what_has_no_vector_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="no tokenizer: give token ids"):
         model.embed(["hello"])
     assert model.embed(np.asarray(IDS)).shape == (64,)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_model_is_copied_but_not_pickled(model: LanguageModel, copied: Any) -> None:
+    again = copied(model)
+    assert list(again.generate("a", max_new_tokens=3)) == list(model.generate("a", max_new_tokens=3))
+    with pytest.raises(TypeError, match=r"cannot be pickled: .*; call LanguageModel\.load in each process$"):
+        pickle.dumps(again)

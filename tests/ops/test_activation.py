@@ -331,7 +331,7 @@ def test_jax_differentiates_and_maps_with_a_dtype_and_axes(operator, rng):
         assert "axis = array<i64: -2, -1>" in program or "axis = dense<[-2, -1]>" in program
 
 
-# Arguments that SciPy's own documentation and tests give its function
+# What SciPy defines: weights of any sign, sums that cancel, elements of weight 0, infinities
 SCIPY = {
     "range": ((np.arange(10.0),), {"b": np.arange(10.0, 0, -1)}),
     "cancels to a negative sum": ((np.asarray([1.0, 2.0]),), {"b": np.asarray([1.0, -1.0])}),

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3 and R1, and Kimi K2.
+"""DeepSeek V2, V3 and R1.
 
 DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
 https://arxiv.org/abs/2405.04434, and "DeepSeek-V3 Technical Report", https://arxiv.org/abs/2412.19437

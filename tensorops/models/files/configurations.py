@@ -127,7 +127,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
 })  # fmt: skip
 # Other names of a `model_type`, and those of the text part of networks that see or hear, if it does not say its own.
 TEXT_TYPES: Mapping[str, str] = MappingProxyType({
-    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "kimi_k2": "deepseek_v3", "mistral3": "mistral",
+    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 })  # fmt: skip
 # Keys that have an effect, but are supported only with these values; of one `model_type`, if it is in front.
