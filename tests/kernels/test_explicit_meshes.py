@@ -21,8 +21,8 @@ SHORT = ("embedding", "top_k", "linear_cross_entropy")
 def errors(*arguments):
     """Run the program; return how many calls it made, and the errors, by operator."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TENSOROPS_")}
-    # XLA optimizes as for users: at level 0, which other tests compile with, gradients of attention with a softcap and a
-    # mask of -inf are not finite, on one device as well.
+    # XLA optimizes as for users: at level 0, with which other tests compile, gradients of attention with a softcap and
+    # a mask of -inf are not finite, on one device as well.
     flags = f"--xla_force_host_platform_device_count={explicit_mesh_program.DEVICES}"
     done = subprocess.run(
         [sys.executable, "-W", "error", explicit_mesh_program.__file__, *arguments],
